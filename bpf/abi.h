@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the programs and their Go loader share: map keys and values, the ring
+ * record, and the enums that both sides name. bpf2go turns these into Go
+ * types; a test compares the layouts through the object's BTF.
+ */
+#ifndef XTWAMP_ABI_H
+#define XTWAMP_ABI_H
+
+/* Wire profile of a path; decides how its replies are read. */
+enum profile {
+	PROFILE_STAMP = 0,	 /* RFC 8762 with RFC 8972's SSID */
+	PROFILE_TWAMP_LIGHT = 1, /* RFC 5357 appendix I */
+	PROFILE_DOUBLEZERO = 2,	 /* 48-byte echo */
+};
+
+/* IPv4 addresses are kept v4-mapped (::ffff:a.b.c.d). */
+struct path_key {
+	__be64 local[2];
+	__be64 remote[2];
+	__be16 local_port;
+	__be16 remote_port;
+	__u32 pad; /* zero: it is hashed too */
+};
+
+_Static_assert(sizeof(struct path_key) == 40, "path_key has no hidden padding");
+
+/* struct path is the kernel's (a file's path), hence the longer name. */
+struct probe_path {
+	__u32 id;
+	__u32 slot_base; /* its slots are slot_base .. slot_base + slot_mask */
+	__u32 slot_mask; /* a power of two less one */
+	__u32 interface; /* replies must come in here; 0: anywhere */
+	__u16 ssid;	 /* host order; only profile stamp compares it */
+	__u16 pad;
+	enum profile profile;
+};
+
+_Static_assert(sizeof(struct probe_path) == 24, "probe_path has no hidden padding");
+
+enum sample_flag {
+	SAMPLE_SENT = 1 << 0,	   /* t1, wire_t1, seq and path are valid */
+	SAMPLE_ANSWERED = 1 << 1,  /* t4 and what follows from the reply are valid */
+	SAMPLE_HAS_TIMES = 1 << 2, /* t2, t3 and error_estimate are valid */
+	SAMPLE_HAS_TTL = 1 << 3,   /* remote_ttl is valid */
+	SAMPLE_DUPLICATE = 1 << 4, /* ring only: the slot was answered before */
+};
+
+/* One probe: what a slot holds and, once it is answered, a ring record says. */
+struct sample {
+	__u64 t1;	/* ns, CLOCK_MONOTONIC, at tc egress */
+	__u64 t4;	/* ns, CLOCK_MONOTONIC, at ingress */
+	__be64 wire_t1; /* the probe's timestamp as sent: the nonce */
+	__be64 t2;	/* far receive time as received */
+	__be64 t3;	/* far send time as received */
+	__u32 path;
+	__u32 seq;	       /* the probe's sequence number */
+	__u32 reply_seq;       /* the reflector's own number; seq if stateless */
+	__u32 ifindex;	       /* where the reply came in */
+	__be16 error_estimate; /* the far side's, as received */
+	__u16 ssid;	       /* as the reply carried it; 0: none */
+	__u16 length;	       /* UDP payload of the reply, bytes */
+	__u8 ttl;	       /* TTL or hop limit of the reply as it came in */
+	__u8 remote_ttl;       /* TTL of the probe as the far side saw it */
+	__u8 tos;	       /* DSCP and ECN of the reply as it came in */
+	__u8 pad[3];
+	enum sample_flag flags; /* written last */
+};
+
+_Static_assert(sizeof(struct sample) == 72, "sample has no hidden padding");
+
+/*
+ * How the programs leave a packet. Every exit has a name; counter
+ * xtwamp_datapath_packets_total shows them.
+ *
+ * Traffic that is nobody's business here leaves by the first few verdicts.
+ * They are not counted: a counter would cost such traffic more than the whole
+ * rest of the program does.
+ */
+enum verdict {
+	VERDICT_NOT_IP,
+	VERDICT_NOT_UDP,
+	VERDICT_OTHER_PORT, /* no path uses the local port */
+	VERDICT_OTHER_PATH, /* some path does, but not with these addresses */
+	VERDICT__FOREIGN_MAX,
+
+	/* Passed to the stack: cannot be told whether it is ours. */
+	VERDICT_UNPARSED = VERDICT__FOREIGN_MAX, /* cut short, or wrong version */
+	VERDICT_IP_OPTIONS,
+	VERDICT_FRAGMENT,
+	VERDICT_EXTENSION_HEADER,
+
+	/* Of a known path, passed to the stack. */
+	VERDICT_TAGGED,	    /* belongs to a VLAN device above this one */
+	VERDICT_MERGED,	    /* several datagrams in one (GRO); the stack splits it */
+	VERDICT_BAD_LENGTH, /* UDP and IP disagree, or cut short */
+	VERDICT_SCATTERED,  /* outside the skb's own memory, and none to gather it */
+	VERDICT_PROBE_SENT, /* T1 taken */
+	VERDICT_PROBE_SEEN, /* passed a lower device too; the first T1 stays */
+	VERDICT_NO_SLOT,    /* the path's slots lie outside the map */
+	VERDICT_BAD_FORMAT, /* too short or not of the path's profile */
+	VERDICT_UNMATCHED,  /* no probe with this number and timestamp */
+	VERDICT_WRONG_SSID,
+	VERDICT_WRONG_INTERFACE,
+	VERDICT_OVERSIZE, /* too long to verify here; left to the socket */
+	VERDICT_BAD_CHECKSUM,
+	VERDICT__ENDED_MIN,
+
+	/* A reply of a known path that ends here; the socket never sees it. */
+	VERDICT_ANSWERED = VERDICT__ENDED_MIN,
+	VERDICT_RING_FULL, /* recorded in the slot only */
+	VERDICT_DUPLICATE,
+	VERDICT_DUPLICATE_RING_FULL, /* seen nowhere but in this counter */
+
+	VERDICT__MAX
+};
+
+#endif

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// ethernetHeader is the length of the one link header that is understood.
+const ethernetHeader = 14
+
+// Hook is a place in the kernel's packet path that programs attach to.
+type Hook uint8
+
+const (
+	// TCX needs Linux 6.6. The programs go in front of others, and are detached
+	// when the process dies.
+	TCX Hook = iota
+	// Clsact works on every kernel that has CONFIG_NET_CLS_BPF and
+	// CONFIG_NET_SCH_INGRESS. Its filters outlive a killed process; their name
+	// tells whose they were, see [FilterOwnerDead].
+	Clsact
+)
+
+func (h Hook) String() string {
+	switch h {
+	case TCX:
+		return "tcx"
+	case Clsact:
+		return "clsact"
+	}
+	return fmt.Sprintf("hook %d", uint8(h))
+}
+
+// FilterAdder adds a tc filter in direct-action mode to the clsact qdisc of an
+// interface of the calling thread's network namespace. Closing what it returns
+// removes the filter.
+type FilterAdder interface {
+	AddFilter(ifindex int, egress bool, progFD int, name string) (io.Closer, error)
+}
+
+// Device is what the programs attach to.
+type Device struct {
+	Index      int
+	Name       string // for error texts
+	LinkHeader int    // bytes in front of the IP header: 14 (Ethernet, loopback) or 0
+}
+
+// Attachment is a pair of programs on a device, one per direction.
+type Attachment struct {
+	datapath *Datapath
+	parts    []io.Closer // in the order attached
+
+	once sync.Once
+	err  error
+}
+
+// Attach puts the programs on both directions of a device, or on none. The
+// thread must be in the device's network namespace. fa is used for [Clsact].
+//
+// An error is [ErrNotSupported] if the kernel has no such hook, [ErrPermission]
+// if the process may not use it; the kernel's errno is in the chain.
+func (d *Datapath) Attach(dev Device, h Hook, fa FilterAdder) (_ *Attachment, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("attach to %s: %w", dev.Name, errClosed)
+	}
+	progs, err := d.programs(dev.LinkHeader)
+	if err != nil {
+		return nil, fmt.Errorf("attach to %s: %w", dev.Name, err)
+	}
+
+	a := &Attachment{datapath: d}
+	// Ingress first: a probe that gets a T1 then never lacks a T4 for want of
+	// the program.
+	for _, egress := range []bool{false, true} {
+		prog := progs.XtwampIngress
+		if egress {
+			prog = progs.XtwampEgress
+		}
+		part, err := attachOne(dev, h, fa, prog, egress)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("attach to %s: %w", dev.Name, err), a.close())
+		}
+		a.parts = append(a.parts, part)
+	}
+	d.attachments[a] = struct{}{}
+	return a, nil
+}
+
+func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, egress bool) (io.Closer, error) {
+	switch h {
+	case TCX:
+		at := ebpf.AttachTCXIngress
+		if egress {
+			at = ebpf.AttachTCXEgress
+		}
+		l, err := link.AttachTCX(link.TCXOptions{
+			Interface: dev.Index,
+			Program:   prog,
+			Attach:    at,
+			Anchor:    link.Head(),
+		})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return nil, notSupported("tcx needs Linux 6.6", err)
+		}
+		if err != nil {
+			return nil, explain(err, inspect(nil))
+		}
+		return l, nil
+
+	case Clsact:
+		name, err := filterName(egress)
+		if err != nil {
+			return nil, err
+		}
+		f, err := fa.AddFilter(dev.Index, egress, prog.FD(), name)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+			return nil, notSupported("clsact needs CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", err)
+		}
+		if err != nil {
+			return nil, explain(fmt.Errorf("clsact: %w", err), inspect(nil))
+		}
+		return f, nil
+	}
+	return nil, fmt.Errorf("%v: %w", h, ErrNotSupported)
+}
+
+// Alive says whether both programs are still attached. It is false once the
+// device is gone, even if one of the same name has taken its place. For
+// [Clsact] it can only tell if what the [FilterAdder] returned has a method
+// Alive() bool; otherwise it is true until Close.
+func (a *Attachment) Alive() bool {
+	a.datapath.mu.Lock()
+	_, attached := a.datapath.attachments[a]
+	a.datapath.mu.Unlock()
+	if !attached {
+		return false
+	}
+	for _, p := range a.parts {
+		switch p := p.(type) {
+		case link.Link:
+			info, err := p.Info()
+			if err != nil || info.TCX() == nil || info.TCX().Ifindex == 0 {
+				return false
+			}
+		case interface{ Alive() bool }:
+			if !p.Alive() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Close detaches the programs. It may be called again.
+func (a *Attachment) Close() error {
+	a.datapath.mu.Lock()
+	delete(a.datapath.attachments, a)
+	a.datapath.mu.Unlock()
+	return a.close()
+}
+
+// close detaches in reverse order, so that no probe gets a T1 any more when
+// replies are no longer seen.
+func (a *Attachment) close() error {
+	a.once.Do(func() {
+		var errs []error
+		for i := len(a.parts) - 1; i >= 0; i-- {
+			errs = append(errs, a.parts[i].Close())
+		}
+		if err := errors.Join(errs...); err != nil {
+			a.err = fmt.Errorf("detach: %w", err)
+		}
+	})
+	return a.err
+}

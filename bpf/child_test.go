@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// childRole names what a copy of the test binary is to do, with the rights and
+// in the surroundings that it was started with. It prints "ok" or an error.
+const childRole = "XTWAMP_BPF_TEST_CHILD"
+
+func runChild(role string) int {
+	err := fmt.Errorf("unknown role %q", role)
+	switch role {
+	case "attach":
+		err = childAttach()
+	case "hide":
+		err = childHide()
+	}
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("ok")
+	return 0
+}
+
+// childAttach loads and attaches both kinds of programs to loopback.
+func childAttach() error {
+	d, err := Load(testConfig)
+	if err != nil {
+		return err
+	}
+	for _, header := range []int{ethernetHeader, 0} {
+		a, err := d.Attach(Device{Index: 1, Name: "lo", LinkHeader: header}, TCX, nil)
+		if err != nil {
+			return err
+		}
+		if !a.Alive() {
+			return fmt.Errorf("not attached")
+		}
+	}
+	return d.Close()
+}
+
+// childHide lets a child without the kernel's BTF attach, with its own rights.
+func childHide() error {
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("none", "/sys/kernel/btf", "tmpfs", 0, ""); err != nil {
+		return err
+	}
+	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err == nil {
+		return fmt.Errorf("BTF is still there")
+	}
+	out, err := child("attach", unix.CAP_BPF, unix.CAP_NET_ADMIN).Output()
+	if err != nil {
+		return fmt.Errorf("%s %w", out, err)
+	}
+	return nil
+}
+
+// child prepares a child that is nobody, with some capabilities, in a network
+// namespace of its own.
+func child(role string, capabilities ...uintptr) *exec.Cmd {
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), childRole+"="+role)
+	c.SysProcAttr = &syscall.SysProcAttr{
+		Unshareflags: unix.CLONE_NEWNET,
+		Credential:   &syscall.Credential{Uid: 65534, Gid: 65534},
+		AmbientCaps:  capabilities,
+	}
+	return c
+}
+
+func TestTwoCapabilitiesDo(t *testing.T) {
+	requireRoot(t)
+	if out, err := child("attach", unix.CAP_BPF, unix.CAP_NET_ADMIN).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestMissingCapabilityIsNamed(t *testing.T) {
+	requireRoot(t)
+	for _, c := range []struct {
+		name         string
+		capabilities []uintptr
+		want         string
+	}{
+		{"none", nil, "CAP_BPF and CAP_NET_ADMIN are missing"},
+		{"network", []uintptr{unix.CAP_NET_ADMIN}, "CAP_BPF is missing"},
+		{"bpf", []uintptr{unix.CAP_BPF}, "CAP_NET_ADMIN is missing"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := child("attach", c.capabilities...).CombinedOutput()
+			if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "MEMLOCK") {
+				t.Errorf("%v: %q, want %q", err, out, c.want)
+			}
+		})
+	}
+}
+
+func TestKernelTypesAreNotNeeded(t *testing.T) {
+	requireRoot(t)
+	if _, err := os.Stat("/sys/kernel/btf"); err != nil {
+		t.Log("this kernel has none anyway")
+		if out, err := child("attach", unix.CAP_BPF, unix.CAP_NET_ADMIN).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), childRole+"=hide")
+	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// ip netns exec mounts another /sys, without bpffs.
+func TestWorksUnderIPNetnsExec(t *testing.T) {
+	requireRoot(t)
+	ns := newNamespace(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("ip", "netns", "exec", ns, self)
+	c.Env = append(os.Environ(), childRole+"=attach")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}

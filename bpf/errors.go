@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotSupported means that the kernel lacks something; the text says what
+	// has it.
+	ErrNotSupported = errors.New("not supported by this kernel")
+	// ErrPermission means that the process lacks a right; the text says which.
+	ErrPermission = errors.New("not permitted")
+
+	errClosed = errors.New("datapath is closed")
+)
+
+// explained is an error whose cause we know better than the text below it does.
+type explained struct {
+	kind error // ErrNotSupported or ErrPermission
+	why  string
+	err  error // kept for errors.Is and As; its text guesses at the cause
+}
+
+func (e *explained) Error() string   { return fmt.Sprintf("%v: %s", e.kind, e.why) }
+func (e *explained) Unwrap() []error { return []error{e.kind, e.err} }
+
+func notSupported(why string, err error) error {
+	return &explained{kind: ErrNotSupported, why: why, err: err}
+}
+
+func notPermitted(why string, err error) error {
+	return &explained{kind: ErrPermission, why: why, err: err}
+}
+
+// host is what decides over a refusal.
+type host struct {
+	capabilities uint64 // effective
+	memlock      error  // of raising RLIMIT_MEMLOCK; nil if it does not matter
+	memlockLimit uint64 // bytes
+	lockdown     string // of the kernel: "", none, integrity, confidentiality
+	ringBuffer   error  // of the probe for this type of map
+}
+
+func inspect(memlock error) host {
+	h := host{memlock: memlock, ringBuffer: features.HaveMapType(ebpf.RingBuf)}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err == nil {
+		h.capabilities = uint64(data[1].Effective)<<32 | uint64(data[0].Effective)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err == nil {
+		h.memlockLimit = limit.Cur
+	}
+	// "none [integrity] confidentiality"
+	if b, err := os.ReadFile("/sys/kernel/security/lockdown"); err == nil {
+		_, after, _ := strings.Cut(string(b), "[")
+		h.lockdown, _, _ = strings.Cut(after, "]")
+	}
+	return h
+}
+
+// has says whether one of the capabilities is effective.
+func (h host) has(capabilities ...int) bool {
+	for _, c := range capabilities {
+		if h.capabilities>>c&1 != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// explain finds the reason for an error of the kernel. The verifier's own
+// refusals are left as they are.
+func explain(err error, h host) error {
+	var ve *ebpf.VerifierError
+	switch {
+	case errors.As(err, &ve) && len(ve.Log) > 0:
+		return err
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return notPermitted(h.missing(), err)
+	case errors.Is(h.ringBuffer, ebpf.ErrNotSupported):
+		return notSupported("the ring buffer needs Linux 5.8", err)
+	}
+	return err
+}
+
+func (h host) missing() string {
+	bpf := h.has(unix.CAP_BPF, unix.CAP_SYS_ADMIN)
+	net := h.has(unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)
+	switch {
+	case !bpf && !net:
+		return "CAP_BPF and CAP_NET_ADMIN are missing"
+	case !bpf:
+		return "CAP_BPF is missing (CAP_SYS_ADMIN does as well)"
+	case !net:
+		return "CAP_NET_ADMIN is missing"
+	case h.memlock != nil:
+		return fmt.Sprintf("RLIMIT_MEMLOCK of %d bytes is too low and CAP_SYS_RESOURCE is missing to raise it (before Linux 5.11)", h.memlockLimit)
+	case h.lockdown == "confidentiality":
+		return "the kernel is locked down (confidentiality)"
+	}
+	return "the capabilities are there, but the kernel refuses (a user namespace, seccomp or a security module)"
+}

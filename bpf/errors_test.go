@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+func TestEveryRefusalIsExplainedByItsOwnCause(t *testing.T) {
+	const all = 1<<unix.CAP_BPF | 1<<unix.CAP_NET_ADMIN
+	// cilium/ebpf guesses at RLIMIT_MEMLOCK whatever the cause.
+	eperm := fmt.Errorf("load program: %w (MEMLOCK may be too low, consider rlimit.RemoveMemlock)", unix.EPERM)
+	verifier := fmt.Errorf("load program: %w", &ebpf.VerifierError{Cause: unix.EACCES, Log: []string{"R1 invalid mem access"}})
+	noRing := fmt.Errorf("probe: %w", ebpf.ErrNotSupported)
+	for _, c := range []struct {
+		name string
+		err  error
+		host host
+		kind error // nil: left alone
+		text string
+	}{
+		{"no capability", eperm, host{memlock: unix.EPERM}, ErrPermission, "CAP_BPF and CAP_NET_ADMIN are missing"},
+		{"net admin alone", eperm, host{capabilities: 1 << unix.CAP_NET_ADMIN}, ErrPermission, "CAP_BPF is missing"},
+		{"bpf alone", eperm, host{capabilities: 1 << unix.CAP_BPF}, ErrPermission, "CAP_NET_ADMIN is missing"},
+		{"memlock", eperm, host{capabilities: all, memlock: unix.EPERM, memlockLimit: 65536}, ErrPermission, "RLIMIT_MEMLOCK of 65536 bytes is too low"},
+		{"memlock of an admin", eperm, host{capabilities: 1 << unix.CAP_SYS_ADMIN, memlock: unix.EPERM}, ErrPermission, "RLIMIT_MEMLOCK"},
+		{"lockdown", eperm, host{capabilities: all, lockdown: "confidentiality"}, ErrPermission, "locked down"},
+		{"lockdown of integrity", eperm, host{capabilities: all, lockdown: "integrity"}, ErrPermission, "a security module"},
+		{"no access", unix.EACCES, host{capabilities: all}, ErrPermission, "a security module"},
+		{"verifier", verifier, host{}, nil, "R1 invalid mem access"},
+		{"no ring buffer", unix.EINVAL, host{capabilities: all, ringBuffer: noRing}, ErrNotSupported, "the ring buffer needs Linux 5.8"},
+		{"something else", unix.EINVAL, host{capabilities: all}, nil, "invalid argument"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := explain(c.err, c.host)
+			if !strings.Contains(got.Error(), c.text) {
+				t.Errorf("%q does not say %q", got, c.text)
+			}
+			for _, kind := range []error{ErrPermission, ErrNotSupported} {
+				if want := errors.Is(c.kind, kind); errors.Is(got, kind) != want {
+					t.Errorf("%v is %q: want %v", got, kind, want)
+				}
+			}
+			if !errors.Is(got, c.err) {
+				t.Errorf("%v has lost its cause", got)
+			}
+			if c.kind != nil && strings.Contains(got.Error(), "may be too low") {
+				t.Errorf("%q passes on a guess", got)
+			}
+		})
+	}
+}

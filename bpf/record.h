@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From a matched reply to a sample in its slot and on the ring. */
+#ifndef XTWAMP_RECORD_H
+#define XTWAMP_RECORD_H
+
+/* What a reply says beyond its first REPLY_MIN bytes, and where it came in. */
+struct arrival {
+	__u64 time;
+	__u32 ifindex;
+	__u32 flags;
+	__u16 ssid;
+	__u8 remote_ttl;
+};
+
+/* Writes all that a reply says but the flags. */
+static __always_inline void fill(struct sample *s, const struct reply *r, const struct flow *f,
+				 const struct arrival *a)
+{
+	s->t4 = a->time;
+	if (a->flags & SAMPLE_HAS_TIMES) {
+		s->t2 = r->receive_time;
+		s->t3 = r->time;
+		s->error_estimate = r->error_estimate;
+	}
+	s->reply_seq = bpf_ntohl(r->seq);
+	s->ifindex = a->ifindex;
+	s->ssid = a->ssid;
+	s->length = f->length;
+	s->ttl = f->ttl;
+	s->remote_ttl = a->remote_ttl;
+	s->tos = f->tos;
+}
+
+/* Records a reply in its slot and on the ring; a second one only on the ring. */
+static __always_inline enum verdict record(struct sample *slot, const struct reply *r,
+					   const struct flow *f, const struct arrival *a)
+{
+	struct sample *copy;
+
+	if (slot->flags & SAMPLE_ANSWERED) {
+		copy = bpf_ringbuf_reserve(&events, sizeof(*copy), 0);
+		if (!copy)
+			return VERDICT_DUPLICATE_RING_FULL;
+		*copy = *slot;
+		fill(copy, r, f, a);
+		copy->flags = a->flags | SAMPLE_DUPLICATE;
+		bpf_ringbuf_submit(copy, 0);
+		return VERDICT_DUPLICATE;
+	}
+	fill(slot, r, f, a);
+	barrier(); /* who finds the flag finds the rest */
+	slot->flags = a->flags;
+	if (bpf_ringbuf_output(&events, slot, sizeof(*slot), 0))
+		return VERDICT_RING_FULL;
+	return VERDICT_ANSWERED;
+}
+
+#endif
