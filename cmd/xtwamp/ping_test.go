@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/xtwamp/xtwamp/netns/netnstest"
+)
+
+// twoHosts is two namespaces joined by one link.
+func twoHosts(t *testing.T) (near, far *netnstest.NS) {
+	t.Helper()
+	lab := netnstest.New(t)
+	near, far = lab.Namespace("near"), lab.Namespace("far")
+	lab.Veth(near, "eth1", []string{"10.1.0.1/24", "2001:db8::1/64"}, far, "eth1", []string{"10.1.0.2/24", "2001:db8::2/64"})
+	return near, far
+}
+
+// background runs one command line until the test ends or stop is called,
+// which returns its exit code.
+func background(t *testing.T, args ...string) (out, errs *output, stop func() int) {
+	t.Helper()
+	out, errs = new(output), new(output)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan int, 1)
+	go func() {
+		done <- execute(ctx, env{stdout: out, stderr: errs, hostname: func() (string, error) { return "host", nil }}, args)
+	}()
+	code, stopped := 0, false
+	stop = func() int {
+		cancel()
+		if !stopped {
+			code, stopped = <-done, true
+		}
+		return code
+	}
+	t.Cleanup(func() { stop() })
+	return out, errs, stop
+}
+
+// await waits until ready says so.
+func awaitState(t *testing.T, what string, ready func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(30 * time.Second)
+	for !ready() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("not within 30s: %s", what)
+		}
+	}
+}
+
+func reflectingIn(t *testing.T, ns *netnstest.NS, args ...string) (errs *output, stop func() int) {
+	t.Helper()
+	_, errs, stop = background(t, append([]string{"reflect", "--netns", ns.Name, "--allow", "any"}, args...)...)
+	awaitState(t, "reflecting", func() bool { return strings.Contains(errs.String(), "reflecting") })
+	return errs, stop
+}
+
+// pinged is what ping --json printed.
+type pinged struct {
+	samples []map[string]any
+	summary summaryDocument
+}
+
+func parsePing(t *testing.T, out string) (p pinged) {
+	t.Helper()
+	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+	for _, line := range lines[:len(lines)-1] {
+		var s map[string]any
+		if err := json.Unmarshal([]byte(line), &s); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		if s["type"] != "sample" {
+			t.Errorf("type of %q is not sample", line)
+		}
+		p.samples = append(p.samples, s)
+	}
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &p.summary); err != nil {
+		t.Fatalf("%v in %q", err, lines[len(lines)-1])
+	}
+	return p
+}
+
+func TestPing(t *testing.T) {
+	near, far := twoHosts(t)
+	reflectingIn(t, far, "--mode", "socket")
+	tests := []struct {
+		args   []string
+		tx, rx string
+	}{
+		{[]string{"10.1.0.2"}, "tc_egress", "tc_ingress"},
+		{[]string{"--attach", "clsact", "10.1.0.2"}, "tc_egress", "tc_ingress"},
+		{[]string{"--timestamps", "socket", "10.1.0.2"}, "socket", "socket"},
+		{[]string{"--timestamps", "user", "10.1.0.2"}, "user", "user"},
+		{[]string{"--profile", "twamp-light", "10.1.0.2"}, "tc_egress", "tc_ingress"},
+		{[]string{"--profile", "doublezero", "10.1.0.2"}, "tc_egress", "tc_ingress"},
+		{[]string{"-6", "2001:db8::2"}, "tc_egress", "tc_ingress"},
+		{[]string{"--size", "1472", "10.1.0.2"}, "tc_egress", "tc_ingress"},
+		{[]string{"--dscp", "46", "-I", "eth1", "10.1.0.2"}, "tc_egress", "tc_ingress"},
+	}
+	const probes = 200
+	for _, tt := range tests {
+		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
+			code, out, errs := invoke(t, append([]string{"ping", "--netns", near.Name, "--json", "-c", fmt.Sprint(probes), "-i", "10ms"}, tt.args...)...)
+			if code != 0 || errs != "" {
+				t.Errorf("exit %d, stderr %q", code, errs)
+			}
+			p := parsePing(t, out)
+			if len(p.samples) != probes {
+				t.Errorf("%d samples, want %d", len(p.samples), probes)
+			}
+			for i, s := range p.samples {
+				if s["seq"] != float64(i) || s["outcome"] != "on_time" || s["time"] == nil || s["path"] == "" {
+					t.Errorf("sample %d = %v", i, s)
+				}
+			}
+			s := p.summary
+			if s.Sent != probes || s.Received != probes || s.Lost != 0 || s.Type != "summary" {
+				t.Errorf("summary %+v", s)
+			}
+			want := map[string]uint64{tt.tx: probes}
+			if diff := cmp.Diff(want, s.Timestamps.TX); diff != "" {
+				t.Errorf("tx (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(map[string]uint64{tt.rx: probes}, s.Timestamps.RX); diff != "" {
+				t.Errorf("rx (-want +got):\n%s", diff)
+			}
+			r := s.RTT
+			if r == nil || r.Min <= 0 || r.Min > r.P50 || r.P50 > r.P90 || r.P90 > r.P99 || r.P99 > r.Max || r.Mean < float64(r.Min) || r.Mean > float64(r.Max) {
+				t.Errorf("rtt_ns = %+v", r)
+			}
+		})
+	}
+}
+
+func TestPingLoopbackByName(t *testing.T) {
+	ns := netnstest.New(t).Namespace("one")
+	reflectingIn(t, ns)
+	code, out, errs := invoke(t, "ping", "--netns", ns.Name, "-c", "5", "-i", "10ms", "localhost")
+	if code != 0 || errs != "" {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	for _, want := range []string{"by lo: 44 bytes, time stamps tcx\n", "seq=4 from ", "5 sent, 5 received, 0 lost (0.0%)\n", "time stamps tx tc_egress 5, rx tc_ingress 5\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+func TestPingExitCodes(t *testing.T) {
+	near, _ := twoHosts(t)
+	code, out, _ := invoke(t, "ping", "--netns", near.Name, "-q", "-c", "3", "-i", "10ms", "--timeout", "100ms", "10.1.0.2")
+	if code != 1 || !strings.Contains(out, "3 sent, 0 received, 3 lost (100.0%)\n") {
+		t.Errorf("without a reflector: exit %d:\n%s", code, out)
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"192.0.2.1"}, "no route"},
+		{[]string{"-I", "eth9", "10.1.0.2"}, "eth9"},
+		{[]string{"no-such-host.invalid"}, "resolve no-such-host.invalid"},
+	} {
+		code, out, errs := invoke(t, append([]string{"ping", "--netns", near.Name, "-c", "3"}, tt.args...)...)
+		if code != 2 || out != "" || !strings.Contains(errs, tt.want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%v: exit %d, stdout %q, stderr %q; want 2 and one line about %q", tt.args, code, out, errs, tt.want)
+		}
+	}
+}
+
+func TestReflectOnATakenPort(t *testing.T) {
+	ns := netnstest.New(t).Namespace("one")
+	reflectingIn(t, ns)
+	code, _, errs := invoke(t, "reflect", "--netns", ns.Name, "--allow", "any")
+	if code != 2 || !strings.Contains(errs, "listen on :862: the port is taken by ") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+}
+
+// unprivileged runs cmd as nobody, without capabilities but those named.
+func unprivileged(cmd *exec.Cmd, ambient ...uintptr) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, AmbientCaps: ambient}
+}
+
+func TestWithoutPrivileges(t *testing.T) {
+	lab := netnstest.New(t)
+	ns := lab.Namespace("one")
+	reflectingIn(t, ns)
+	run := func(ambient []uintptr, args ...string) (int, string, string) {
+		t.Helper()
+		var out, errs bytes.Buffer
+		cmd := program(t, args...)
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		// nobody may not read a test binary in a directory of root's.
+		public := fmt.Sprintf("/tmp/xtwamp-test-%d", os.Getpid())
+		binary, err := os.ReadFile(cmd.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(public, binary, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(public)
+		cmd.Path = public
+		unprivileged(cmd, ambient...)
+		err = ns.Do(cmd.Run)
+		if cmd.ProcessState == nil {
+			t.Fatal(err)
+		}
+		return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+	}
+	code, out, errs := run(nil, "ping", "-c", "3", "-i", "10ms", "127.0.0.1")
+	if code != 0 || !strings.Contains(out, "time stamps socket\n") || !strings.Contains(out, "CAP_BPF") {
+		t.Errorf("ping: exit %d, stderr %q; want socket stamps and the missing capability named:\n%s", code, errs, out)
+	}
+	code, _, errs = run(nil, "ping", "-c", "3", "--timestamps", "bpf", "127.0.0.1")
+	if code != 2 || !strings.Contains(errs, "CAP_BPF") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("ping --timestamps bpf: exit %d, stderr %q; want 2 and one line that names CAP_BPF", code, errs)
+	}
+	code, _, errs = run(nil, "reflect", "--allow", "any", "--listen", "127.0.0.1:861")
+	if code != 2 || !strings.Contains(errs, "permission denied") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("reflect on a low port: exit %d, stderr %q", code, errs)
+	}
+	code, out, errs = run([]uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}, "ping", "-c", "3", "-i", "10ms", "127.0.0.1")
+	if code != 0 || !strings.Contains(out, "tx tc_egress 3, rx tc_ingress 3\n") {
+		t.Errorf("ping with CAP_BPF and CAP_NET_ADMIN: exit %d, stderr %q\n%s", code, errs, out)
+	}
+}

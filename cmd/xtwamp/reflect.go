@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe"
+)
+
+type reflectOptions struct {
+	listen    string
+	allow     []string
+	namespace string
+	mode      string
+	stateful  bool
+}
+
+func newReflectCommand(e env) *cobra.Command {
+	var o reflectOptions
+	cmd := &cobra.Command{
+		Use:   "reflect",
+		Short: "Answer test packets",
+		Long: `Answer STAMP, TWAMP-Light and DoubleZero test packets until stopped.
+
+Only sources that are allowed get an answer: one of our answers is never
+larger than its request, beyond the 44 bytes of the smallest STAMP packet, but
+a reflector for everybody is still one that others can make send packets.`,
+		Example: `  xtwamp reflect --allow 192.0.2.1 --allow 2001:db8::/64
+  xtwamp reflect --listen 192.0.2.2:862 --allow any`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return reflectPackets(cmd.Context(), e, o) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", ":862", "UDP address to answer on")
+	f.StringArrayVar(&o.allow, "allow", nil, "address or CIDR that gets answers, or any (repeatable)")
+	f.StringVar(&o.namespace, "netns", "", "network namespace, name or path")
+	f.StringVar(&o.mode, "mode", "auto", "where to answer: auto or socket")
+	f.BoolVar(&o.stateful, "stateful", false, "number the answers of each session, to tell the direction of loss")
+	return cmd
+}
+
+func reflectPackets(ctx context.Context, e env, o reflectOptions) error {
+	listen, err := parseListen(o.listen)
+	if err != nil {
+		return usage(fmt.Errorf("listen %w", err))
+	}
+	allow, everybody, err := parseAllow(o.allow)
+	if err != nil {
+		return usage(fmt.Errorf("allow %w", err))
+	}
+	if len(allow) == 0 && !everybody {
+		return usage(errors.New("nobody is allowed: name them with --allow ADDRESS or --allow CIDR, or say --allow any"))
+	}
+	if o.mode != "auto" && o.mode != "socket" {
+		return usage(fmt.Errorf("mode %q: expected auto or socket", o.mode))
+	}
+	var ns *netns.Namespace
+	if o.namespace != "" {
+		if ns, err = netns.Open(o.namespace); err != nil {
+			return usage(err)
+		}
+		defer ns.Close()
+	}
+	log, err := newLogger(e, logConfig{Level: "info", Format: "auto"})
+	if err != nil {
+		return err
+	}
+	r, err := probe.NewReflector(probe.ReflectorConfig{
+		Listen:      []netip.AddrPort{listen},
+		Allow:       allow,
+		AllowAny:    everybody,
+		Stateful:    o.stateful,
+		RateLimit:   defaultConfig("").Reflector.RateLimit,
+		ExtendShort: true,
+		Namespace:   ns,
+		Logger:      log,
+	})
+	if err != nil {
+		return usage(err)
+	}
+	log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("allow", strings.Join(o.allow, ", ")),
+		zap.String("mode", "socket"))
+	err = r.Run(ctx)
+	for _, c := range r.Counts() {
+		log.Info("packets", zap.String("interface", c.Interface), zap.Stringer("result", c.Result), zap.Uint64("count", c.Count))
+	}
+	return err
+}

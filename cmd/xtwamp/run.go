@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe"
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/submit"
+	"github.com/xtwamp/xtwamp/submit/file"
+)
+
+func newRunCommand(e env) *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Measure all the time",
+		Long: `Measure the configured targets and answer other measurers until stopped.
+
+Exit code 0: stopped by SIGTERM or SIGINT with everything stored; 2: the
+configuration is bad; 1: anything else.`,
+		Example: "  xtwamp run --config /etc/xtwamp/xtwamp.yml",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hostname, _ := e.hostname()
+			cfg, err := loadConfig(path, hostname)
+			if err != nil {
+				return usage(err)
+			}
+			log, err := newLogger(e, cfg.Log)
+			if err != nil {
+				return usage(err)
+			}
+			d, err := newDaemon(cfg, log, seams{})
+			if err != nil {
+				return usage(err)
+			}
+			return d.run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVar(&path, "config", "/etc/xtwamp/xtwamp.yml", "configuration file")
+	return cmd
+}
+
+// seams are the places at which tests put a daemon elsewhere or make it fail.
+type seams struct {
+	namespace  *netns.Namespace // nil: the process's own
+	storeFault func(operation string)
+	sink       func(submit.Sink) submit.Sink
+	web        func(http.Handler) http.Handler
+}
+
+// daemon is a running xtwamp: the measuring core, and around it, under one
+// supervisor, all that may fail without costing a probe.
+type daemon struct {
+	cfg        *config
+	log        *zap.Logger
+	seams      seams
+	engine     *probe.Engine
+	ring       *probe.Ring
+	registry   *prometheus.Registry
+	supervisor *supervisor
+	loops      *loops
+	observe    []func(store.Sample) // by path: feeds the histograms
+
+	store     atomic.Pointer[store.Log]      // nil until it is open
+	recorder  atomic.Pointer[probe.Recorder] // nil until the store is open
+	reflector atomic.Pointer[probe.Reflector]
+
+	mu         sync.Mutex
+	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
+	submitters []sinkStatus
+}
+
+type sinkStatus struct {
+	name      string
+	submitter *submit.Submitter
+}
+
+// newDaemon makes a daemon from a checked configuration. It touches nothing
+// until it is run.
+func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
+	targets, err := cfg.targets()
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{
+		cfg:        cfg,
+		log:        log,
+		seams:      s,
+		supervisor: newSupervisor(log),
+		loops:      newLoops(),
+		addresses:  make(map[int]netip.Addr),
+	}
+	d.registry = d.newRegistry(targets)
+	perSecond := 0.0
+	for _, t := range targets {
+		perSecond += float64(time.Second) / float64(t.Interval)
+	}
+	d.ring = probe.NewRing(max(1<<16, int(120*perSecond)))
+	d.engine, err = probe.New(probe.Config{
+		Device:    cfg.Device,
+		Namespace: s.namespace,
+		Targets:   targets,
+		Emit: func(path int, s store.Sample) {
+			d.ring.Put(path, s)
+			// A fault in metrics must not reach the core; it is counted.
+			_ = d.supervisor.guard("metrics", func() error { d.observe[path](s); return nil })
+		},
+		Opened: d.opened,
+		Beat:   d.loops.beat("engine"),
+		Logger: log.Named("probe"),
+	})
+	return d, err
+}
+
+// run measures until ctx ends, then stops in the order in which samples flow,
+// so that none is left behind.
+func (d *daemon) run(ctx context.Context) error {
+	d.log.Info("starting", zap.String("version", version), zap.String("device", d.cfg.Device), zap.Int("targets", len(d.cfg.Targets)))
+	web := d.stage(ctx)
+	reflecting := d.stage(ctx)
+	storing := d.stage(ctx)
+	submitting := d.stage(ctx)
+
+	opened := make(chan struct{})
+	storing.start("store", func(ctx context.Context) error {
+		if err := d.openStore(); err != nil {
+			return err
+		}
+		close(opened)
+		return nil
+	})
+	var lastCommit error
+	storing.start("recorder", func(ctx context.Context) error {
+		if !await(ctx, opened) {
+			return nil
+		}
+		defer d.loops.ended("recorder")
+		lastCommit = d.recorder.Load().Run(ctx)
+		return lastCommit
+	})
+	if d.cfg.Submit.File.Enabled {
+		submitting.start("sink file", func(ctx context.Context) error {
+			if !await(ctx, opened) {
+				return nil
+			}
+			return d.submitFiles(ctx)
+		})
+	}
+	if d.cfg.Reflector.Enabled {
+		reflecting.start("reflector", d.reflect)
+	}
+	for _, address := range d.cfg.Web.Listen {
+		web.start("web "+address, func(ctx context.Context) error { return d.serveWeb(ctx, address) })
+	}
+	if d.cfg.Control.Socket != "" {
+		web.start("control", func(ctx context.Context) error { return d.serveControl(ctx, d.cfg.Control.Socket) })
+	}
+
+	err := d.engine.Run(ctx)
+	d.loops.ended("engine")
+	reflecting.stop()
+	storing.stop()
+	submitting.stop()
+	web.stop()
+	if log := d.store.Load(); log != nil {
+		if lastCommit != nil {
+			err = errors.Join(err, fmt.Errorf("the last commit: %w", lastCommit))
+		}
+		if closing := log.Close(); closing != nil {
+			err = errors.Join(err, fmt.Errorf("close the store: %w", closing))
+		}
+	} else if n := d.ring.Len(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("the store could not be opened: %d samples are lost", n))
+	}
+	d.log.Info("stopped", zap.Error(err))
+	return err
+}
+
+// stage is a group of supervised services that start and stop together.
+type stage struct {
+	daemon *daemon
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// stage makes a stage that outlives ctx: it ends when it is stopped.
+func (d *daemon) stage(ctx context.Context) *stage {
+	s := &stage{daemon: d}
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	return s
+}
+
+func (s *stage) start(component string, serve func(context.Context) error) {
+	s.done.Go(func() { s.daemon.supervisor.run(s.ctx, component, serve) })
+}
+
+func (s *stage) stop() {
+	s.cancel()
+	s.done.Wait()
+}
+
+// await waits for c to close, and reports whether it did before ctx ended.
+func await(ctx context.Context, c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// openStore opens the store and puts a recorder in front of it.
+func (d *daemon) openStore() error {
+	c := d.cfg.Store
+	if err := os.MkdirAll(filepath.Dir(c.Path), 0o755); err != nil {
+		return fmt.Errorf("make the directory of the store: %w", err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return fmt.Errorf("read the boot id: %w", err)
+	}
+	log, err := store.Open(store.Config{
+		Path:         c.Path,
+		Retention:    time.Duration(c.Retention),
+		MaxBytes:     int64(c.MaxBytes),
+		MinFreeBytes: int64(c.MinFreeBytes),
+		Boot:         strings.TrimSpace(string(boot)),
+		LockTimeout:  time.Second,
+		Logger:       d.log.Named("store"),
+		Fault:        d.seams.storeFault,
+	})
+	if err != nil {
+		return err
+	}
+	targets, err := d.cfg.targets()
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	d.recorder.Store(probe.NewRecorder(probe.RecorderConfig{
+		Ring:     d.ring,
+		Log:      log,
+		Targets:  targets,
+		Clock:    d.engine.Clock,
+		Interval: time.Duration(c.CommitInterval),
+		Beat:     d.loops.beat("recorder"),
+		Logger:   d.log.Named("store"),
+	}))
+	d.store.Store(log)
+	return nil
+}
+
+// submitFiles runs the file sink.
+func (d *daemon) submitFiles(ctx context.Context) error {
+	c, log := d.cfg.Submit.File, d.store.Load()
+	sink, err := file.New(file.Config{
+		Directory:   c.Directory,
+		RotateBytes: int64(c.RotateBytes),
+		Keep:        c.Keep,
+		Device:      d.cfg.Device,
+	}, log, d.log.Named("submit"))
+	if err != nil {
+		return err
+	}
+	var s submit.Sink = sink
+	if d.seams.sink != nil {
+		s = d.seams.sink(s)
+	}
+	submitter, err := submit.New(submit.Config{
+		Log:      log,
+		Sink:     s,
+		Interval: max(time.Second, time.Duration(d.cfg.Store.CommitInterval)),
+		Logger:   d.log.Named("submit"),
+		Beat:     d.loops.beat("sink " + s.Name()),
+	})
+	if err != nil {
+		return err
+	}
+	defer d.loops.ended("sink " + s.Name())
+	d.mu.Lock()
+	d.submitters = slices.DeleteFunc(d.submitters, func(old sinkStatus) bool { return old.name == s.Name() })
+	d.submitters = append(d.submitters, sinkStatus{s.Name(), submitter})
+	d.mu.Unlock()
+	return submitter.Run(ctx)
+}
+
+func (d *daemon) sinks() []sinkStatus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.submitters)
+}
+
+// opened lets the reflector answer a target whose address is known now. The
+// engine calls it.
+func (d *daemon) opened(path int, info probe.FlowInfo, err error) {
+	if err != nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.addresses[path] = info.Remote.Addr()
+	if r := d.reflector.Load(); r != nil {
+		r.SetPeers(slices.Collect(maps.Values(d.addresses)))
+	}
+}
+
+// reflect runs the reflector. While somebody else has its port it is off, and
+// tried again each minute: measuring does not need it.
+func (d *daemon) reflect(ctx context.Context) error {
+	const again = time.Minute
+	c := d.cfg.Reflector
+	allow, everybody, err := parseAllow(c.Allow)
+	if err != nil {
+		return err
+	}
+	rc := probe.ReflectorConfig{
+		Allow: allow, AllowAny: everybody, Stateful: c.Stateful, RateLimit: c.RateLimit, ExtendShort: c.ExtendShort,
+		Namespace: d.seams.namespace, Logger: d.log.Named("reflector"),
+	}
+	for _, l := range c.Listen {
+		address, err := parseListen(l)
+		if err != nil {
+			return err
+		}
+		rc.Listen = append(rc.Listen, address)
+	}
+	for off := false; ; off = true {
+		r, err := probe.NewReflector(rc)
+		var taken *probe.PortTakenError
+		switch {
+		case err == nil:
+			return d.runReflector(ctx, r)
+		case !errors.As(err, &taken):
+			return err
+		case !off:
+			d.log.Error("the reflector is off; measuring goes on", zap.Error(err))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(again):
+		}
+	}
+}
+
+func (d *daemon) runReflector(ctx context.Context, r *probe.Reflector) error {
+	d.mu.Lock()
+	r.SetPeers(slices.Collect(maps.Values(d.addresses)))
+	d.reflector.Store(r)
+	d.mu.Unlock()
+	d.log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("mode", reflectorMode))
+	return r.Run(ctx)
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// handler answers HTTP on the control socket and the web listener alike.
+func (d *daemon) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
+	mux.HandleFunc("GET /-/healthy", d.serveHealthy)
+	mux.HandleFunc("GET /-/ready", d.serveReady)
+	mux.HandleFunc("GET /api/v1/samples", func(w http.ResponseWriter, r *http.Request) {
+		log := d.store.Load()
+		if log == nil {
+			http.Error(w, "the store is not open", http.StatusServiceUnavailable)
+			return
+		}
+		serveSamples(w, r, log, d.cfg.Device)
+	})
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "xtwamp %s on %s\n\n/metrics\n/-/healthy\n/-/ready\n/api/v1/samples?path=&after=&since=&until=&limit=\n", version, d.cfg.Device)
+	})
+	if d.cfg.Web.Pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	}
+	var h http.Handler = mux
+	if d.seams.web != nil {
+		h = d.seams.web(h)
+	}
+	return d.recovering(h)
+}
+
+// recovering counts a panic of a handler and answers 500.
+func (d *daemon) recovering(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		aborted := false
+		err := d.supervisor.guard("web", func() error {
+			defer func() {
+				p := recover()
+				if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+					aborted = true
+				} else if p != nil {
+					panic(p)
+				}
+			}()
+			next.ServeHTTP(w, r)
+			return nil
+		})
+		switch {
+		case aborted:
+			panic(http.ErrAbortHandler)
+		case err != nil:
+			http.Error(w, "internal error", http.StatusInternalServerError)
+		}
+	})
+}
+
+// serveHealthy says whether the work is done, not whether the process is
+// there: 503 once a loop has missed its deadline three times.
+func (d *daemon) serveHealthy(w http.ResponseWriter, _ *http.Request) {
+	var stuck []string
+	for _, l := range d.loops.status() {
+		if l.Stuck {
+			stuck = append(stuck, fmt.Sprintf("%s: silent since %s", l.Name, l.Since.UTC().Format(time.RFC3339)))
+		}
+	}
+	answer(w, stuck, "healthy")
+}
+
+// serveReady says whether the store is open and the sockets are bound.
+func (d *daemon) serveReady(w http.ResponseWriter, _ *http.Request) {
+	var missing []string
+	if d.store.Load() == nil {
+		missing = append(missing, "the store is not open")
+	}
+	if d.cfg.Reflector.Enabled && d.reflector.Load() == nil {
+		missing = append(missing, "the reflector is off: its port is not bound")
+	}
+	answer(w, missing, "ready")
+}
+
+func answer(w http.ResponseWriter, faults []string, good string) {
+	if len(faults) > 0 {
+		http.Error(w, strings.Join(faults, "\n"), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, good)
+}
+
+// serveHTTP answers on l until ctx ends.
+func (d *daemon) serveHTTP(ctx context.Context, l net.Listener) error {
+	server := &http.Server{
+		Handler:           d.handler(),
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      2 * time.Minute,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+	}
+	stop := context.AfterFunc(ctx, func() {
+		const patience = 2 * time.Second
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		if server.Shutdown(limited) != nil {
+			server.Close()
+		}
+	})
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// serveWeb listens on one address of the web listener.
+func (d *daemon) serveWeb(ctx context.Context, address string) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen for HTTP on %s: %w", address, err)
+	}
+	return d.serveHTTP(ctx, l)
+}
+
+// serveControl listens on the control socket, which only its owner may use.
+func (d *daemon) serveControl(ctx context.Context, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("make the directory of the control socket: %w", err)
+	}
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		c.Close()
+		return fmt.Errorf("control socket %s: another daemon answers there", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the stale control socket: %w", err)
+	}
+	l, err := listenPrivate(path)
+	if err != nil {
+		return fmt.Errorf("listen on the control socket: %w", err)
+	}
+	return d.serveHTTP(ctx, l)
+}
+
+// listenPrivate makes a socket that nobody else can have connected to before
+// its mode is set: it gets its name only then.
+func listenPrivate(path string) (net.Listener, error) {
+	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
+		l.Close()
+		os.Remove(fresh)
+		return nil, err
+	}
+	return unlinking{l, path}, nil
+}
+
+// unlinking removes its socket's name when it is closed.
+type unlinking struct {
+	net.Listener
+	path string
+}
+
+func (u unlinking) Close() error { return errors.Join(os.Remove(u.path), u.Listener.Close()) }

@@ -1,0 +1,652 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/probe/twamp"
+)
+
+// Config says what an Engine measures and whom it tells.
+type Config struct {
+	// Device is the name of this host; with a path's name it sets the path's
+	// phase.
+	Device  string
+	Targets []target.Target
+	// Namespace holds the interfaces; nil is the process's own.
+	Namespace *netns.Namespace
+	// Count is the number of probes per target; 0 goes on until stopped.
+	Count uint64
+	// AtOnce sends each path's first probe as soon as it is open, rather than
+	// at its phase.
+	AtOnce bool
+	// Family is 4 or 6 to resolve names to that family only, 0 for either.
+	Family int
+	// Emit is handed each sample, per path in sending order, exactly once. It
+	// is called with the engine's lock held: it must not block, nor call the
+	// engine.
+	Emit func(path int, s store.Sample)
+	// Opened, if not nil, is told of each way opened to a target, and of each
+	// attempt that failed, under the conditions of Emit.
+	Opened func(path int, f FlowInfo, err error)
+	// Beat, if not nil, is told how long the engine may now be silent.
+	Beat   func(next time.Duration)
+	Logger *zap.Logger
+}
+
+// Engine measures a fixed set of targets.
+type Engine struct {
+	cfg   Config
+	log   *zap.Logger
+	clock clock
+	net   network
+	wake  chan struct{} // has room for one: the scheduler has to look again
+
+	mu         sync.Mutex
+	paths      []*path
+	queue      byWake
+	packet     []byte // of the probe being sent
+	stopping   bool
+	opens      chan openRequest
+	state      ClockState
+	stamps     map[stampKey]uint64
+	unmatched  uint64
+	clockSteps uint64
+}
+
+type stampKey struct {
+	iface  string
+	tx     bool
+	source store.Source
+}
+
+// New makes an engine; it does nothing until Run. Targets must be valid, with
+// names that differ.
+func New(cfg Config) (*Engine, error) {
+	e := newEngine(cfg, systemClock{})
+	if err := e.setTargets(cfg.Targets); err != nil {
+		return nil, err
+	}
+	e.net = newHostNetwork(e, cfg.Namespace, cfg.Family)
+	return e, nil
+}
+
+func newEngine(cfg Config, c clock) *Engine {
+	if cfg.Logger == nil {
+		cfg.Logger = zap.NewNop()
+	}
+	if cfg.Opened == nil {
+		cfg.Opened = func(int, FlowInfo, error) {}
+	}
+	if cfg.Beat == nil {
+		cfg.Beat = func(time.Duration) {}
+	}
+	return &Engine{
+		cfg:    cfg,
+		log:    cfg.Logger,
+		clock:  c,
+		wake:   make(chan struct{}, 1),
+		stamps: make(map[stampKey]uint64),
+		state:  c.state(),
+	}
+}
+
+func (e *Engine) setTargets(targets []target.Target) error {
+	names := make(map[string]bool, len(targets))
+	largest := 0
+	for i, t := range targets {
+		if err := t.Validate(); err != nil {
+			return fmt.Errorf("target %q: %w", t.Name, err)
+		}
+		if names[t.Name] {
+			return fmt.Errorf("target %q: the name is used twice", t.Name)
+		}
+		names[t.Name] = true
+		largest = max(largest, t.PayloadSize())
+		p, err := newPath(t, i, e.cfg.Count)
+		if err != nil {
+			return err
+		}
+		p.want = openRequest{path: p, target: t}
+		p.slotBase = uint32(e.slots())
+		e.paths = append(e.paths, p)
+	}
+	e.packet = make([]byte, largest)
+	e.opens = make(chan openRequest, len(e.paths)) // one open per path at a time
+	return nil
+}
+
+// slots is the number of kernel slots that the engine's paths need.
+func (e *Engine) slots() (n int) {
+	for _, p := range e.paths {
+		n += len(p.window)
+	}
+	return n
+}
+
+// Run measures until ctx ends or, with Count set, until all is measured. It
+// then sends no more, waits for the outcome of what is in flight, and returns
+// when everything that it opened is closed.
+func (e *Engine) Run(ctx context.Context) error {
+	// What is in flight is still read after ctx ended.
+	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopReading()
+	var background errgroup.Group
+	background.Go(func() error { return e.net.run(reading) })
+	background.Go(func() error { return e.clock.watch(reading, e.readClock) })
+	opening, stopOpening := context.WithCancel(ctx)
+	defer stopOpening()
+	for range min(4, len(e.paths)) {
+		background.Go(func() error { e.openLoop(opening); return nil })
+	}
+
+	e.mu.Lock()
+	for _, p := range e.paths {
+		e.requestOpen(p)
+		p.plan()
+		heap.Push(&e.queue, p)
+	}
+	e.mu.Unlock()
+	e.schedule(ctx)
+
+	stopOpening()
+	stopReading()
+	err := background.Wait()
+	e.mu.Lock()
+	for _, p := range e.paths {
+		if p.flow != nil {
+			p.flow.close()
+			p.flow = nil
+		}
+	}
+	e.mu.Unlock()
+	return errors.Join(err, e.net.close())
+}
+
+// idle is how long the scheduler sleeps at most.
+const idle = time.Minute
+
+// schedule acts on each path when its time has come, and sleeps in between.
+func (e *Engine) schedule(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	stop := ctx.Done()
+	for {
+		e.mu.Lock()
+		next, left := e.tick()
+		e.mu.Unlock()
+		if !left {
+			return
+		}
+		wait := min(max(next, 0), idle)
+		e.cfg.Beat(wait)
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-e.wake:
+		case <-stop:
+			stop = nil
+			e.mu.Lock()
+			e.stop()
+			e.mu.Unlock()
+		}
+	}
+}
+
+// tick acts on every path that is due. It returns how long until the next one
+// is, and whether anything is left to do at all.
+func (e *Engine) tick() (time.Duration, bool) {
+	now := e.clock.mono()
+	for len(e.queue) > 0 && e.queue[0].wake <= now {
+		p := e.queue[0]
+		e.expire(p, now)
+		if p.reopenAt != 0 && p.reopenAt <= now && !p.opening {
+			e.requestOpen(p)
+		}
+		if p.scheduled && p.remaining > 0 && p.due <= now {
+			e.fire(p, now)
+		}
+		p.plan()
+		heap.Fix(&e.queue, 0)
+		now = e.clock.mono()
+	}
+	switch {
+	case e.finished():
+		return 0, false
+	case len(e.queue) == 0:
+		return idle, true
+	}
+	return time.Duration(e.queue[0].wake - now), true
+}
+
+// finished reports whether nothing is left to send or to wait for. An engine
+// without targets is finished when it is stopped.
+func (e *Engine) finished() bool {
+	if !e.stopping && (e.cfg.Count == 0 || len(e.paths) == 0) {
+		return false
+	}
+	for _, p := range e.paths {
+		if !p.finished() {
+			return false
+		}
+	}
+	return true
+}
+
+// changed lets the scheduler look at p again at once.
+func (e *Engine) changed(p *path) {
+	p.plan()
+	heap.Fix(&e.queue, p.heapSlot)
+	e.wakeUp()
+}
+
+func (e *Engine) wakeUp() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// stop ends sending; what is in flight gets its outcome.
+func (e *Engine) stop() {
+	e.stopping = true
+	for _, p := range e.paths {
+		p.remaining, p.reopenAt = 0, 0
+		p.plan()
+	}
+	heap.Init(&e.queue)
+}
+
+// fire sends the probe of p that is due at or before now, and sets when the
+// next is. Sending is isochronous: a moment that passed while the process did
+// not run is made up for only within an interval or 100 ms; beyond it is left
+// out and counted.
+func (e *Engine) fire(p *path, now int64) {
+	interval := int64(p.target.Interval)
+	if behind := now - p.due; behind >= max(interval, int64(100*time.Millisecond)) {
+		missed := uint64(behind / interval)
+		p.due += int64(missed) * interval
+		missed = min(missed, p.remaining-1)
+		p.remaining -= missed
+		p.counters.Skipped += missed
+		e.log.Warn("the schedule was held up; probes were left out", zap.String("path", p.target.Name),
+			zap.Uint64("probes", missed), zap.Duration("behind", time.Duration(behind)))
+	}
+	if p.full() { // cannot happen while expire comes first
+		e.log.DPanic("in-flight table full", zap.String("path", p.target.Name))
+		return
+	}
+	p.due += interval
+	p.remaining--
+
+	pr := p.push(now)
+	if p.flow == nil {
+		e.notSent(p, pr, p.reason)
+		return
+	}
+	if err := e.transmit(p, pr); err != nil {
+		var d *downError
+		if !errors.As(err, &d) {
+			d = down(store.NoBuffer, "%w", err)
+		}
+		e.notSent(p, pr, d.reason)
+		e.sendFailed(p, d)
+	}
+}
+
+func (e *Engine) transmit(p *path, pr *probe) error {
+	f := p.flow
+	packet := e.packet[:p.target.PayloadSize()]
+	pr.sent = e.clock.mono()
+	pr.wire = twamp.FromUnix(twamp.NTP, pr.sent+e.state.Offset)
+	err := twamp.PutRequest(packet, p.profile, twamp.Request{
+		Seq:   pr.seq,
+		Time:  pr.wire,
+		Error: twamp.NewErrorEstimate(e.state.Synchronized, twamp.NTP, int64(e.state.Error)),
+		SSID:  f.SSID,
+	})
+	if err != nil {
+		return down(store.TooBig, "encode probe: %w", err)
+	}
+	if f.Step == StepSocket {
+		pr.offset = e.clock.offset()
+	}
+	pr.flow = f
+	f.inFlight++
+	pr.sent = e.clock.mono()
+	if err := f.send(packet, pr.seq); err != nil {
+		pr.flow = nil
+		f.inFlight--
+		return err
+	}
+	p.counters.Sent++
+	return nil
+}
+
+// sendFailed reacts to a probe that could not leave: where the way itself may
+// have changed, the path is opened anew.
+func (e *Engine) sendFailed(p *path, d *downError) {
+	if d.reason != p.reason {
+		p.reason = d.reason
+		e.log.Warn("probes cannot be sent", zap.String("path", p.target.Name),
+			zap.Stringer("reason", d.reason), zap.Error(d))
+	}
+	switch d.reason {
+	case store.NoInterface, store.NoRoute, store.NoCarrier:
+		e.reopen(p)
+	}
+}
+
+func (e *Engine) notSent(p *path, pr *probe, reason store.Reason) {
+	pr.outcome, pr.reason, pr.done = store.NotSent, reason, true
+	p.counters.NotSent[reason]++
+	e.handOn(p)
+}
+
+// transmitted notes the kernel's stamp of a probe's departure.
+func (e *Engine) transmitted(p *path, seq uint32, s stamp, source store.Source) {
+	if pr := p.find(seq); pr != nil && !pr.done && pr.flow != nil && pr.txSource == store.NoSource {
+		pr.tx, pr.txSource = s, source
+	}
+}
+
+// received takes one reply: it decides the outcome of the probe that it
+// answers, or counts it as what it is. Engine.mu is held.
+func (e *Engine) received(p *path, r reply) {
+	pr := p.find(r.seq)
+	if pr == nil || pr.flow == nil || pr.wire != r.wire {
+		e.unmatched++
+		return
+	}
+	if pr.rxSource != store.NoSource {
+		p.counters.Duplicates++
+		return
+	}
+	if pr.done { // given up already
+		e.unmatched++
+		return
+	}
+	switch {
+	case r.txSource != store.NoSource:
+		pr.tx, pr.txSource = r.tx, r.txSource
+	case pr.txSource == store.NoSource:
+		pr.tx, pr.txSource = stamp{ns: pr.sent}, store.User
+	}
+	pr.rxSource, pr.ttl, pr.remote = r.rxSource, r.ttl, r.remoteTTL
+	now := e.clock.mono()
+	x := exchange{sent: pr.sent, received: now, before: pr.offset}
+	if r.rx.wall || pr.tx.wall {
+		x.after = e.clock.offset()
+	}
+	rtt, ok := x.roundTrip(pr.tx, r.rx)
+	pr.done = true
+	switch {
+	case !ok:
+		pr.outcome, pr.reason = store.Unknown, store.ClockStep
+		p.counters.Unknown++
+	case rtt <= int64(p.target.Expiry()):
+		pr.rtt, pr.outcome = rtt, store.OnTime
+		p.counters.Received++
+		if rtt > int64(p.target.Timeout) {
+			pr.outcome = store.Late
+			p.counters.Late++
+		}
+		if p.reordered(pr.seq) {
+			p.counters.Reordered++
+		}
+		pr.dwell = dwell(r, rtt)
+		p.counters.LastReply = now
+	default: // came, but when nobody waited any more
+		pr.outcome = store.Lost
+		p.counters.Lost++
+	}
+	e.answered(p, pr)
+	e.handOn(p)
+	p.plan()
+	heap.Fix(&e.queue, p.heapSlot)
+	if p.finished() {
+		e.wakeUp()
+	}
+}
+
+// dwell is the time that the far side held the probe, T3 - T2, or -1 where
+// what it says cannot be.
+func dwell(r reply, rtt int64) int64 {
+	if !r.hasTimes || r.received == 0 || r.sent == 0 {
+		return -1
+	}
+	d := r.sent.Sub(r.received, r.errorEst.Format())
+	if d < 0 || d > rtt {
+		return -1
+	}
+	return d
+}
+
+// answered keeps the flow's books after a reply.
+func (e *Engine) answered(p *path, pr *probe) {
+	f := pr.flow
+	f.losses = 0
+	if f == p.flow && (p.silent || p.reason != store.NoReason) {
+		p.silent, p.reason = false, store.NoReason
+		e.log.Info("probes are answered again", zap.String("path", p.target.Name), zap.Stringer("local", f.Local))
+	}
+	if f.Step != StepTCX && f.Step != StepClsact {
+		return
+	}
+	if pr.rxSource == store.TCIngress && pr.txSource == store.TCEgress {
+		f.bypassed = 0
+		return
+	}
+	f.bypassed++
+	if f.bypassed == bypassesBeforeReopen && f == p.flow {
+		p.bypasses++
+		// The interface may have been made anew, so try the kernel half once
+		// more before doing without.
+		p.want.noBPF = p.bypasses > 1
+		e.log.Warn("replies bypass the kernel half; opening the path anew", zap.String("path", p.target.Name),
+			zap.String("interface", f.Interface), zap.Bool("without_bpf", p.want.noBPF))
+		e.reopen(p)
+	}
+}
+
+// expire gives up every probe of p whose time is over.
+func (e *Engine) expire(p *path, now int64) {
+	for {
+		pr := p.oldest()
+		if pr == nil || pr.done || pr.sent+int64(p.target.Expiry()) > now {
+			return
+		}
+		pr.flow.settle(pr)
+		if p.oldest() != pr || pr.done {
+			continue // settle found its reply
+		}
+		e.giveUp(p, pr)
+	}
+}
+
+func (e *Engine) giveUp(p *path, pr *probe) {
+	f := pr.flow
+	pr.done = true
+	if f.alive() {
+		pr.outcome = store.Lost
+		p.counters.Lost++
+		f.losses++
+		if f.losses == lossesBeforeNewPort && f == p.flow && p.target.SourcePort == 0 {
+			if !p.silent {
+				p.silent = true
+				e.log.Warn("nothing comes back; trying other source ports", zap.String("path", p.target.Name),
+					zap.Stringer("remote", f.Remote), zap.Int("losses", f.losses))
+			}
+			e.reopen(p)
+		}
+	} else {
+		pr.outcome, pr.reason = store.Unknown, store.InterfaceGone
+		p.counters.Unknown++
+		if f == p.flow {
+			e.reopen(p)
+		}
+	}
+	e.handOn(p)
+}
+
+// handOn emits the finished probes at the front of p's window, in order.
+func (e *Engine) handOn(p *path) {
+	for pr := p.oldest(); pr != nil && pr.done; pr = p.oldest() {
+		if pr.txSource != store.NoSource {
+			e.stamps[stampKey{pr.flow.Interface, true, pr.txSource}]++
+		}
+		if pr.rxSource != store.NoSource {
+			e.stamps[stampKey{pr.flow.Interface, false, pr.rxSource}]++
+		}
+		e.cfg.Emit(p.index, pr.sample())
+		p.head++
+		if f := pr.flow; f != nil {
+			f.inFlight--
+			if f.retired && f.inFlight == 0 {
+				f.close()
+			}
+		}
+	}
+}
+
+// requestOpen lets the openers open p; Engine.mu is held.
+func (e *Engine) requestOpen(p *path) {
+	p.opening, p.reopenAt = true, 0
+	e.opens <- p.want // has room for every path
+	p.want.refresh = false
+}
+
+// reopen has p opened anew: just ahead of its next probe, or at once if that
+// is over.
+func (e *Engine) reopen(p *path) {
+	if p.opening {
+		return
+	}
+	p.want.refresh = false
+	p.reopenAt = max(p.due-int64(reopenAhead), p.openedAt+int64(reopenEvery))
+}
+
+// openLoop opens paths as they are asked for, until ctx ends.
+func (e *Engine) openLoop(ctx context.Context) {
+	const limit = 10 * time.Second
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case req := <-e.opens:
+			limited, cancel := context.WithTimeout(ctx, limit)
+			f, info, err := e.net.open(limited, req)
+			cancel()
+			e.mu.Lock()
+			e.opened(req.path, f, info, err)
+			e.changed(req.path)
+			e.mu.Unlock()
+		}
+	}
+}
+
+// opened puts the outcome of an open into effect.
+func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
+	now := e.clock.mono()
+	p.opening = false
+	p.openedAt = now
+	if e.stopping {
+		if f != nil {
+			f.close()
+		}
+		return
+	}
+	if !p.scheduled {
+		p.scheduled = true
+		p.due = now
+		if !e.cfg.AtOnce {
+			wall := now + e.state.Offset
+			ph := phase(e.cfg.Device, p.target.Name, p.target.Interval)
+			p.due = nextOnGrid(wall, p.target.Interval, ph) - e.state.Offset
+		}
+	}
+	var d *downError
+	switch {
+	case errors.Is(err, errUnchanged):
+		p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
+		return
+	case err == nil:
+	case errors.As(err, &d) && d.transient && p.flow != nil:
+		p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
+		return
+	default:
+		if d == nil {
+			d = down(store.NoRoute, "%w", err)
+		}
+		if p.flow != nil || p.reason != d.reason {
+			e.log.Warn("path cannot be used; trying on", zap.String("path", p.target.Name),
+				zap.Stringer("reason", d.reason), zap.Error(d))
+		}
+		e.retire(p)
+		p.reason = d.reason
+		e.reopen(p)
+		e.cfg.Opened(p.index, info, d)
+		return
+	}
+	before := p.flow
+	e.retire(p)
+	p.flow = &openFlow{flow: f, FlowInfo: info, path: p}
+	p.want.current = info.Remote.Addr()
+	p.want.noBPF = false
+	p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
+	if before == nil || !before.sameWay(info) {
+		e.log.Info("path is open", zap.String("path", p.target.Name), zap.Stringer("local", info.Local),
+			zap.Stringer("remote", info.Remote), zap.String("interface", info.Interface),
+			zap.Stringer("timestamps", info.Step))
+	}
+	if before == nil {
+		p.reason = store.NoReason
+	}
+	e.cfg.Opened(p.index, info, nil)
+}
+
+// retire takes the current flow of p out of use.
+func (e *Engine) retire(p *path) {
+	f := p.flow
+	if f == nil {
+		return
+	}
+	p.flow = nil
+	f.retired = true
+	if f.inFlight == 0 {
+		f.close()
+	}
+}
+
+// readClock takes the state of the wall clock, and says so when it was
+// stepped.
+func (e *Engine) readClock() {
+	now := e.clock.state()
+	e.mu.Lock()
+	before := e.state
+	e.state = now
+	step := time.Duration(now.Offset - before.Offset)
+	stepped := step.Abs() > time.Millisecond
+	if stepped {
+		e.clockSteps++
+	}
+	e.mu.Unlock()
+	if stepped {
+		e.log.Info("the wall clock was stepped", zap.Duration("by", step))
+	}
+	if now.Synchronized != before.Synchronized {
+		e.log.Info("clock synchronization changed", zap.Bool("synchronized", now.Synchronized))
+	}
+}

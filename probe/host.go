@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/xtwamp/xtwamp/bpf"
+	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/probe/twamp"
+)
+
+// hostNetwork is the kernel's network, in one namespace: a connected socket
+// per flow, all read by one epoll loop, and the kernel half where it can be
+// attached.
+type hostNetwork struct {
+	engine   *Engine
+	ns       *netns.Namespace
+	resolver *net.Resolver
+	family   int
+	ladder   *ladder
+
+	epoll, wakeup int
+	flows         map[int32]*hostFlow // by file descriptor; Engine.mu
+	buf, oob      []byte              // of the epoll loop and settle; Engine.mu
+	stamping      sync.Once           // the kernel stamps received packets
+	closeOnce     sync.Once
+}
+
+func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
+	return &hostNetwork{
+		engine:   e,
+		ns:       ns,
+		resolver: resolverIn(ns),
+		family:   family,
+		ladder:   newLadder(e, ns),
+		epoll:    -1,
+		wakeup:   -1,
+		flows:    make(map[int32]*hostFlow),
+		buf:      make([]byte, 1<<16),
+		oob:      make([]byte, 512),
+	}
+}
+
+// resolverIn looks names up from within a namespace: each of the resolver's
+// sockets is made there, whichever thread it asks from.
+func resolverIn(ns *netns.Namespace) *net.Resolver {
+	return &net.Resolver{
+		PreferGo: true,
+		Dial: func(ctx context.Context, network, address string) (c net.Conn, err error) {
+			err = ns.Do(func() error {
+				// A literal address: the dial stays on this thread.
+				c, err = new(net.Dialer).DialContext(ctx, network, address)
+				return err
+			})
+			return c, err
+		},
+	}
+}
+
+func (n *hostNetwork) run(ctx context.Context) error {
+	var group errgroup.Group
+	if n.wantsBPF() {
+		if dp := n.ladder.load(); dp != nil {
+			group.Go(func() error { return dp.Run(ctx, n.events) })
+		}
+	}
+	group.Go(func() error { return n.pollLoop(ctx) })
+	return group.Wait()
+}
+
+func (n *hostNetwork) wantsBPF() bool {
+	return slices.ContainsFunc(n.engine.paths, func(p *path) bool { return wantsBPF(p.target) })
+}
+
+func wantsBPF(t target.Target) bool {
+	return t.Timestamps == target.TimestampsAuto || t.Timestamps == target.TimestampsBPF
+}
+
+// events takes records off the ring.
+func (n *hostNetwork) events(events []bpf.Event) {
+	e := n.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range events {
+		if ev := &events[i]; int(ev.Path) < len(e.paths) {
+			e.received(e.paths[ev.Path], eventReply(ev))
+		}
+	}
+}
+
+// pollLoop reads the sockets of all flows as they become readable, until ctx
+// ends.
+func (n *hostNetwork) pollLoop(ctx context.Context) error {
+	if err := n.openPoll(); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() {
+		// Adding to an eventfd far below its limit cannot fail.
+		_, _ = unix.Write(n.wakeup, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	})
+	defer stop()
+	events := make([]unix.EpollEvent, 256)
+	for ctx.Err() == nil {
+		count, err := unix.EpollWait(n.epoll, events, -1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("wait for replies: %w", err)
+		}
+		n.engine.mu.Lock()
+		for _, ev := range events[:count] {
+			if f := n.flows[ev.Fd]; f != nil {
+				f.drain()
+			}
+		}
+		n.engine.mu.Unlock()
+	}
+	return nil
+}
+
+// openPoll makes the epoll instance, which both the loop and open need.
+func (n *hostNetwork) openPoll() error {
+	n.engine.mu.Lock()
+	defer n.engine.mu.Unlock()
+	if n.epoll >= 0 {
+		return nil
+	}
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("create epoll instance: %w", err)
+	}
+	wakeup, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		unix.Close(epoll)
+		return fmt.Errorf("create eventfd: %w", err)
+	}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wakeup)}
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, wakeup, &ev); err != nil {
+		unix.Close(epoll)
+		unix.Close(wakeup)
+		return fmt.Errorf("watch eventfd: %w", err)
+	}
+	n.epoll, n.wakeup = epoll, wakeup
+	return nil
+}
+
+func (n *hostNetwork) close() error {
+	var err error
+	n.closeOnce.Do(func() {
+		if n.epoll >= 0 {
+			unix.Close(n.epoll)
+			unix.Close(n.wakeup)
+		}
+		err = n.ladder.close()
+	})
+	return err
+}
+
+// open resolves the target's address and opens a flow to it.
+func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo, error) {
+	if err := n.openPoll(); err != nil {
+		return nil, FlowInfo{}, err
+	}
+	remote, err := n.resolve(ctx, req)
+	if err != nil {
+		d := down(store.NoRoute, "%w", err)
+		d.transient = true
+		return nil, FlowInfo{}, d
+	}
+	var f *hostFlow
+	err = n.ns.Do(func() (err error) {
+		f, err = n.openIn(req, remote)
+		return err
+	})
+	if err != nil {
+		return nil, FlowInfo{}, err
+	}
+	return f, f.info, nil
+}
+
+// resolve gives the address to probe: the current one as long as the target's
+// name has it.
+func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr, error) {
+	host := req.target.Address
+	if a, err := netip.ParseAddr(host); err == nil {
+		a = a.Unmap()
+		if a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
+			a = a.WithZone(req.target.Interface)
+		}
+		return a, nil
+	}
+	network := "ip"
+	switch {
+	case n.family != 0:
+		network += strconv.Itoa(n.family)
+	case req.target.Source.IsValid() && req.target.Source.Unmap().Is4():
+		network = "ip4"
+	case req.target.Source.IsValid():
+		network = "ip6"
+	}
+	addrs, err := n.resolver.LookupNetIP(ctx, network, host)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("resolve %s: %w", host, err)
+	}
+	for i := range addrs {
+		addrs[i] = addrs[i].Unmap()
+	}
+	if slices.Contains(addrs, req.current) {
+		return req.current, nil
+	}
+	return addrs[0], nil
+}
+
+// openIn opens a flow to remote from within the namespace.
+func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, err error) {
+	t := &req.target
+	var oif int
+	if name := cmpOr(t.Interface, remote.Zone()); name != "" {
+		link, err := netns.LinkByName(name)
+		if err != nil {
+			return nil, down(store.NoInterface, "%w", err)
+		}
+		oif = link.Index
+	}
+	route, err := netns.RouteTo(remote, t.Source, oif)
+	if err != nil {
+		reason := store.NoRoute
+		if _, other := netns.RouteTo(remote, netip.Addr{}, oif); t.Source.IsValid() && other == nil {
+			reason = store.NoInterface // none has the source address
+		}
+		return nil, down(reason, "%w", err)
+	}
+	link, err := netns.LinkByIndex(route.Link)
+	if err != nil {
+		return nil, down(store.NoInterface, "%w", err)
+	}
+	if req.refresh && remote == req.current && n.unchanged(req.path, link.Index) {
+		return nil, errUnchanged
+	}
+
+	f := &hostFlow{
+		network: n,
+		path:    req.path,
+		profile: req.path.profile,
+		fd:      -1,
+		ifindex: link.Index,
+		info: FlowInfo{
+			Remote:    netip.AddrPortFrom(remote, t.Port),
+			Interface: link.Name,
+			Step:      StepUser,
+			SSID:      uint16(1 + rand.N(65535)), // not 0: "no SSID"
+		},
+	}
+	defer func() {
+		if err != nil {
+			f.closeLocked()
+		}
+	}()
+	if err := f.connect(t, oif); err != nil {
+		return nil, err
+	}
+	switch {
+	case wantsBPF(*t) && !req.noBPF && !f.fragments(t):
+		dev, err := n.ladder.attach(link, t.Attach)
+		if err == nil {
+			err = f.register(dev, t, uint32(oif))
+		}
+		if err == nil {
+			break
+		}
+		f.info.Refused = err
+		fallthrough
+	case t.Timestamps != target.TimestampsUser:
+		if err := f.stampOnSocket(); err != nil {
+			f.info.Refused = errors.Join(f.info.Refused, err)
+			break
+		}
+		f.info.Step = StepSocket
+	}
+	return f, n.watch(f)
+}
+
+func cmpOr(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// unchanged reports whether the path's flow still leaves by that interface.
+func (n *hostNetwork) unchanged(p *path, ifindex int) bool {
+	n.engine.mu.Lock()
+	defer n.engine.mu.Unlock()
+	if p.flow == nil {
+		return false
+	}
+	f, ok := p.flow.flow.(*hostFlow)
+	return ok && f.ifindex == ifindex && f.alive()
+}
+
+// watch lets the epoll loop read f.
+func (n *hostNetwork) watch(f *hostFlow) error {
+	n.engine.mu.Lock()
+	defer n.engine.mu.Unlock()
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLERR, Fd: int32(f.fd)}
+	if err := unix.EpollCtl(n.epoll, unix.EPOLL_CTL_ADD, f.fd, &ev); err != nil {
+		return fmt.Errorf("watch socket: %w", err)
+	}
+	n.flows[int32(f.fd)] = f
+	return nil
+}
+
+// eventReply reads a record of the kernel half.
+func eventReply(ev *bpf.Event) reply {
+	wire, received, sent := ev.WireTimes()
+	r := reply{
+		seq:      ev.Seq,
+		wire:     twamp.Timestamp(wire),
+		tx:       stamp{ns: int64(ev.T1)},
+		txSource: store.TCEgress,
+		rx:       stamp{ns: int64(ev.T4)},
+		rxSource: store.TCIngress,
+		ttl:      ev.Ttl,
+	}
+	if ev.Flags&bpf.FlagHasTimes != 0 {
+		r.hasTimes = true
+		r.received, r.sent = twamp.Timestamp(received), twamp.Timestamp(sent)
+		r.errorEst = twamp.ErrorEstimate(ev.WireErrorEstimate())
+	}
+	if ev.Flags&bpf.FlagHasTTL != 0 {
+		r.remoteTTL = ev.RemoteTtl
+	}
+	return r
+}

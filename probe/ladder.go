@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/bpf"
+	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe/target"
+)
+
+type closer = io.Closer
+
+// Step is a step of the attach ladder: where a path's time stamps come from.
+type Step uint8
+
+// The steps, from the most precise down. TCX (since Linux 6.6) and Clsact are
+// two ways to attach the same programs.
+const (
+	StepTCX Step = iota
+	StepClsact
+	StepSocket // SO_TIMESTAMPING
+	StepUser   // clock readings of this process
+)
+
+func (s Step) String() string {
+	return [...]string{"tcx", "clsact", "socket", "user"}[s]
+}
+
+// Refusal is a step of the ladder that an interface did not allow.
+type Refusal struct {
+	Step Step
+	Err  error
+}
+
+// Attachment says how far up the ladder an interface got.
+type Attachment struct {
+	Interface string
+	Step      Step
+	Refused   []Refusal
+}
+
+// ladder attaches the kernel half to interfaces of one namespace, as high up
+// as each allows.
+type ladder struct {
+	engine *Engine
+	ns     *netns.Namespace
+	log    *zap.Logger
+
+	once         sync.Once
+	loadDatapath func(bpf.Config) (*bpf.Datapath, error) // bpf.Load but in tests
+	datapath     *bpf.Datapath                           // nil: loadErr says why
+	loadErr      error
+
+	mu      sync.Mutex // of the maps below, and of setting the two above
+	devices map[deviceKey]*device
+	refused map[int][]Refusal // by interface index
+	names   map[int]string
+}
+
+type deviceKey struct {
+	ifindex int
+	step    Step
+}
+
+// device is one interface with the kernel half attached.
+type device struct {
+	datapath   *bpf.Datapath
+	step       Step
+	attachment *bpf.Attachment
+}
+
+func newLadder(e *Engine, ns *netns.Namespace) *ladder {
+	return &ladder{
+		engine:       e,
+		ns:           ns,
+		log:          e.log,
+		loadDatapath: bpf.Load,
+		devices:      make(map[deviceKey]*device),
+		refused:      make(map[int][]Refusal),
+		names:        make(map[int]string),
+	}
+}
+
+// load loads the kernel half, once; nil if the kernel does not allow it.
+func (l *ladder) load() *bpf.Datapath {
+	l.once.Do(func() {
+		slots := l.engine.slots()
+		// Room for the flow in use and retired ones of each path.
+		flows := 4 * max(len(l.engine.paths), 16)
+		dp, err := l.loadDatapath(bpf.Config{Slots: slots, Paths: flows, RingBytes: 1 << 20})
+		if err != nil {
+			l.log.Warn("the kernel half cannot be loaded; using socket timestamps", zap.Error(err))
+		}
+		l.mu.Lock()
+		l.datapath, l.loadErr = dp, err
+		l.mu.Unlock()
+	})
+	return l.datapath
+}
+
+// attach gives the device of link with the kernel half attached by the best
+// allowed hook. It is called within the namespace. The error joins one
+// *RefusedError per step that was tried.
+func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
+	dp := l.load()
+	if dp == nil {
+		return nil, l.loadErr
+	}
+	header, err := linkHeader(link)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.names[link.Index] = link.Name
+	steps := []Step{StepTCX, StepClsact}
+	switch want {
+	case target.AttachTCX:
+		steps = steps[:1]
+	case target.AttachClsact:
+		steps = steps[1:]
+	}
+	for _, step := range steps {
+		if dev := l.devices[deviceKey{link.Index, step}]; dev != nil && dev.attachment.Alive() {
+			return dev, nil
+		}
+	}
+	l.sweep(link)
+	var refused []Refusal
+	for _, step := range steps {
+		hook := bpf.TCX
+		if step == StepClsact {
+			hook = bpf.Clsact
+		}
+		key := deviceKey{link.Index, step}
+		if old := l.devices[key]; old != nil {
+			// Its interface is gone; what is left to close is ours alone.
+			_ = old.attachment.Close()
+			delete(l.devices, key)
+		}
+		a, err := dp.Attach(bpf.Device{Index: link.Index, Name: link.Name, LinkHeader: header}, hook, filters{})
+		if err == nil {
+			dev := &device{datapath: dp, step: step, attachment: a}
+			l.devices[key] = dev
+			l.refused[link.Index] = refused
+			l.log.Info("attached to interface", zap.String("interface", link.Name), zap.Stringer("hook", step),
+				zap.String("refused", refusals(refused)))
+			return dev, nil
+		}
+		refused = append(refused, Refusal{step, err})
+	}
+	if refusals(l.refused[link.Index]) != refusals(refused) {
+		l.log.Warn("cannot attach to interface; using socket timestamps", zap.String("interface", link.Name),
+			zap.String("refused", refusals(refused)))
+	}
+	l.refused[link.Index] = refused
+	errs := make([]error, len(refused))
+	for i, r := range refused {
+		errs[i] = r.Err
+	}
+	return nil, errors.Join(errs...)
+}
+
+// sweep removes filters that a killed process of ours left on the interface.
+func (l *ladder) sweep(link netns.Link) {
+	removed, err := netns.SweepFilters(link.Index, bpf.FilterOwnerDead)
+	if err != nil {
+		l.log.Debug("cannot sweep filters", zap.String("interface", link.Name), zap.Error(err))
+	}
+	if len(removed) > 0 {
+		l.log.Info("removed filters of a process that is gone", zap.String("interface", link.Name),
+			zap.Strings("filters", removed))
+	}
+}
+
+// attachments lists every interface on which the kernel half was tried.
+func (l *ladder) attachments() []Attachment {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []Attachment
+	for ifindex, refused := range l.refused {
+		a := Attachment{Interface: l.names[ifindex], Step: StepSocket, Refused: refused}
+		for _, step := range []Step{StepClsact, StepTCX} {
+			if l.devices[deviceKey{ifindex, step}] != nil {
+				a.Step = step
+			}
+		}
+		out = append(out, a)
+	}
+	slices.SortFunc(out, func(a, b Attachment) int { return strings.Compare(a.Interface, b.Interface) })
+	return out
+}
+
+func (l *ladder) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	errs := []error{l.ns.Do(func() error {
+		var errs []error
+		for _, dev := range l.devices {
+			errs = append(errs, dev.attachment.Close())
+		}
+		return errors.Join(errs...)
+	})}
+	if l.datapath != nil {
+		errs = append(errs, l.datapath.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// refusals names the refused steps and the errno of each: "tcx:ENOTSUP".
+func refusals(refused []Refusal) string {
+	parts := make([]string, len(refused))
+	for i, r := range refused {
+		parts[i] = r.Step.String() + ":" + errnoName(r.Err)
+	}
+	return strings.Join(parts, ",")
+}
+
+// linkHeader is the number of bytes before the IP header on a kind of link.
+// It goes by the link's type (ARPHRD), never by what its packets look like.
+func linkHeader(link netns.Link) (int, error) {
+	const (
+		ethernet = 1
+		loopback = 772
+		// Without a header: IPIP, IP6 tunnel, SIT, GRE, and "none" (TUN).
+		ipip    = 768
+		ip6tnl  = 769
+		sit     = 776
+		ipgre   = 778
+		rawNone = 65534
+	)
+	switch link.Type {
+	case ethernet, loopback:
+		return 14, nil
+	case ipip, ip6tnl, sit, ipgre, rawNone:
+		return 0, nil
+	default:
+		return 0, fmt.Errorf("attach to %s: link type %d: %w", link.Name, link.Type, bpf.ErrNotSupported)
+	}
+}

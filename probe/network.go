@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+)
+
+// network is all that the engine needs from the host: the kernel's one is
+// hostNetwork, tests simulate another.
+type network interface {
+	// start begins to read what arrives and to hand it to the engine, until
+	// ctx ends; it returns when everything it started has ended.
+	run(ctx context.Context) error
+	// open makes a way to the target of req. It may block, up to ctx.
+	// A *downError says that the path cannot be used for now.
+	open(ctx context.Context, req openRequest) (flow, FlowInfo, error)
+	// close ends whatever open left for the flows in common.
+	close() error
+}
+
+// flow sends one path's probes. Its methods are called with Engine.mu held
+// and do not block.
+type flow interface {
+	// send transmits one probe. A *downError says why it could not leave.
+	send(packet []byte, seq uint32) error
+	// settle is the last look at what the kernel knows of a probe without a
+	// reply, before it is given up. It may deliver replies itself.
+	settle(pr *probe)
+	// alive is false once the interface is gone.
+	alive() bool
+	close()
+}
+
+// openRequest is what is to be opened, and what to avoid.
+type openRequest struct {
+	path   *path
+	target target.Target
+	// current is the address in use, which is kept while its name still has
+	// it.
+	current netip.Addr
+	// refresh: only look the name up again; errUnchanged if current holds.
+	refresh bool
+	// noBPF: the kernel half does not see this path's packets.
+	noBPF bool
+}
+
+// errUnchanged answers a refresh whose name still has the address in use.
+var errUnchanged = errors.New("address unchanged")
+
+// downError says why a path or probe could not be sent.
+type downError struct {
+	reason store.Reason
+	// transient: what was open before is still good.
+	transient bool
+	err       error
+}
+
+func (e *downError) Error() string { return e.err.Error() }
+func (e *downError) Unwrap() error { return e.err }
+
+func down(reason store.Reason, format string, args ...any) *downError {
+	return &downError{reason: reason, err: fmt.Errorf(format, args...)}
+}

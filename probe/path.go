@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/probe/twamp"
+)
+
+const (
+	// lossesBeforeNewPort is how many probes in a row a flow may lose before
+	// the path is opened anew from another source port: a stateful middlebox
+	// can hold one flow in a bad state for ever.
+	lossesBeforeNewPort = 5
+	// bypassesBeforeReopen is how many replies in a row may reach the socket
+	// past the kernel half before the path is opened anew.
+	bypassesBeforeReopen = 3
+	// reopenEvery is the least time between two attempts to open a path, and
+	// reopenAhead how long before a probe the attempt is made.
+	reopenEvery = 100 * time.Millisecond
+	reopenAhead = 50 * time.Millisecond
+	// resolveEvery is how often a host name is looked up while it is in use.
+	resolveEvery = time.Minute
+)
+
+// path is one target being measured. All of it is guarded by Engine.mu.
+type path struct {
+	target  target.Target
+	profile twamp.Profile
+	index   int
+	// slotBase is the first of the path's slots in the kernel.
+	slotBase uint32
+
+	// window holds the last probes, each at seq & mask. Those from head to
+	// next-1 have not been handed on.
+	window     []probe
+	mask       uint32
+	head, next uint32
+	nextSeq    uint32 // RFC 4737 NextExp: one beyond the highest reply so far
+
+	flow     *openFlow    // nil while the path cannot be used
+	reason   store.Reason // why probes cannot be sent; told once
+	silent   bool         // nothing comes back; told once
+	bypasses int          // flows given up because replies bypassed the kernel half
+
+	scheduled bool
+	due       int64  // CLOCK_MONOTONIC of the next probe, once scheduled
+	remaining uint64 // probes still to send
+
+	opening  bool
+	openedAt int64 // CLOCK_MONOTONIC of the last attempt to open; 0: none yet
+	reopenAt int64 // CLOCK_MONOTONIC of the next attempt to open; 0: none
+	want     openRequest
+
+	wake     int64 // CLOCK_MONOTONIC at which the path wants the scheduler
+	heapSlot int
+
+	counters Counters
+}
+
+// Counters counts a path's probes since the engine was made.
+// Sent = Received + Lost + Unknown + in flight.
+type Counters struct {
+	Sent, Received, Late, Lost, Unknown uint64
+	Duplicates, Reordered               uint64
+	NotSent                             map[store.Reason]uint64
+	// Skipped are probes whose moment passed while the process did not run.
+	Skipped uint64
+	// LastReply is the CLOCK_MONOTONIC of the last reply, 0 before the first.
+	LastReply int64
+}
+
+// openFlow is one socket's worth of a path, from opening until the last of
+// its probes is final.
+type openFlow struct {
+	flow
+	FlowInfo
+	path     *path
+	inFlight int
+	retired  bool // replaced; closes when nothing is in flight
+	losses   int  // in a row
+	bypassed int  // in a row
+}
+
+// FlowInfo describes the way a path's packets take.
+type FlowInfo struct {
+	Local, Remote netip.AddrPort
+	// Interface is the one that probes leave by.
+	Interface string
+	// Step is the step of the attach ladder in use.
+	Step Step
+	// SSID is the STAMP session identifier of this flow (RFC 8972).
+	SSID uint16
+	// Refused says why the steps above Step are not in use; nil if they are
+	// not wanted.
+	Refused error
+}
+
+// sameWay reports whether nothing but the source port differs.
+func (f FlowInfo) sameWay(other FlowInfo) bool {
+	return f.Local.Addr() == other.Local.Addr() && f.Remote == other.Remote &&
+		f.Interface == other.Interface && f.Step == other.Step
+}
+
+func newPath(t target.Target, index int, count uint64) (*path, error) {
+	profile, err := twamp.ParseProfile(t.Profile)
+	if err != nil {
+		return nil, fmt.Errorf("target %s: %w", t.Name, err)
+	}
+	if count == 0 {
+		count = ^uint64(0)
+	}
+	p := &path{
+		target:    t,
+		profile:   profile,
+		index:     index,
+		window:    make([]probe, t.Window()),
+		remaining: count,
+		head:      rand.Uint32(), // a reply to an earlier run must not fit
+	}
+	p.mask = uint32(len(p.window) - 1)
+	p.next, p.nextSeq = p.head, p.head
+	p.counters.NotSent = make(map[store.Reason]uint64)
+	return p, nil
+}
+
+// phase is where in its interval a path fires: spread over the paths of a
+// device, so that they do not all fire in one instant, and the same after a
+// restart.
+func phase(device, name string, interval time.Duration) time.Duration {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s\x00%s", device, name)
+	return time.Duration(h.Sum64() % uint64(interval))
+}
+
+// nextOnGrid is the first instant at or after wall that lies ph past a whole
+// multiple of interval; both are Unix times in nanoseconds.
+func nextOnGrid(wall int64, interval, ph time.Duration) int64 {
+	past := (wall - int64(ph)) % int64(interval)
+	if past == 0 {
+		return wall
+	}
+	if past < 0 {
+		past += int64(interval)
+	}
+	return wall + int64(interval) - past
+}
+
+// push begins the next probe.
+func (p *path) push(now int64) *probe {
+	pr := &p.window[p.next&p.mask]
+	*pr = probe{seq: p.next, sent: now, dwell: -1}
+	p.next++
+	return pr
+}
+
+// find is the probe with that sequence number, nil if it was never sent or is
+// forgotten. A probe is remembered beyond its outcome, until its place in the
+// window is taken, so that a second reply to it is known as what it is.
+func (p *path) find(seq uint32) *probe {
+	if age := p.next - seq; age == 0 || age > uint32(len(p.window)) {
+		return nil
+	}
+	pr := &p.window[seq&p.mask]
+	if pr.seq != seq {
+		return nil
+	}
+	return pr
+}
+
+func (p *path) oldest() *probe {
+	if p.head == p.next {
+		return nil
+	}
+	return &p.window[p.head&p.mask]
+}
+
+func (p *path) full() bool { return p.next-p.head == uint32(len(p.window)) }
+
+// finished reports whether nothing is left to send or to wait for.
+func (p *path) finished() bool { return p.remaining == 0 && p.head == p.next }
+
+// reordered applies RFC 4737 to the arrival of seq, not a duplicate.
+func (p *path) reordered(seq uint32) bool {
+	if int32(seq-p.nextSeq) >= 0 {
+		p.nextSeq = seq + 1
+		return false
+	}
+	return true
+}
+
+// plan sets when the path wants the scheduler next.
+func (p *path) plan() {
+	const never = int64(^uint64(0) >> 1)
+	p.wake = never
+	if p.scheduled && p.remaining > 0 {
+		p.wake = min(p.wake, p.due)
+	}
+	if pr := p.oldest(); pr != nil {
+		p.wake = min(p.wake, pr.sent+int64(p.target.Expiry()))
+	}
+	if p.reopenAt != 0 && !p.opening && p.remaining > 0 {
+		p.wake = min(p.wake, p.reopenAt)
+	}
+}
+
+// byWake is a heap of paths, the next to act first (container/heap).
+type byWake []*path
+
+func (h byWake) Len() int           { return len(h) }
+func (h byWake) Less(i, j int) bool { return h[i].wake < h[j].wake }
+func (h byWake) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapSlot, h[j].heapSlot = i, j
+}
+func (h *byWake) Push(x any) {
+	p := x.(*path)
+	p.heapSlot = len(*h)
+	*h = append(*h, p)
+}
+func (h *byWake) Pop() any {
+	old := *h
+	p := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return p
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+)
+
+// appendAtMost bounds one transaction, in samples.
+const appendAtMost = 16384
+
+// Log is what a Recorder needs of the store.
+type Log interface {
+	Register(name string, labels map[string]string) (store.Path, error)
+	SetOffset(store.Offset)
+	Append([]store.Record) error
+	Maintain() error
+}
+
+// RecorderConfig says what a Recorder moves where.
+type RecorderConfig struct {
+	Ring    *Ring
+	Log     Log
+	Targets []target.Target
+	// Clock gives the state of the wall clock for dating samples.
+	Clock func() ClockState
+	// Interval is the time between commits.
+	Interval time.Duration
+	Beat     func(next time.Duration)
+	Logger   *zap.Logger
+}
+
+// Recorder moves samples from the memory ring into the store. While the store
+// refuses them they stay in the ring, and the recorder tries again at each
+// interval.
+type Recorder struct {
+	cfg   RecorderConfig
+	log   *zap.Logger
+	paths []store.PathID
+
+	mu       sync.Mutex
+	degraded string
+}
+
+// NewRecorder makes a recorder; it does nothing until Run.
+func NewRecorder(cfg RecorderConfig) *Recorder {
+	if cfg.Logger == nil {
+		cfg.Logger = zap.NewNop()
+	}
+	if cfg.Beat == nil {
+		cfg.Beat = func(time.Duration) {}
+	}
+	return &Recorder{cfg: cfg, log: cfg.Logger}
+}
+
+// Run records until ctx ends, then once more.
+func (r *Recorder) Run(ctx context.Context) error {
+	const maintainEvery = time.Minute
+	var failing episode
+	var told uint64 // drops that have their line
+	dropping := false
+	var maintained time.Time
+	for {
+		err := r.commit()
+		if err == nil && time.Since(maintained) >= maintainEvery {
+			maintained = time.Now()
+			if err = r.cfg.Log.Maintain(); err != nil {
+				err = fmt.Errorf("maintain store: %w", err)
+			}
+		}
+		r.setDegraded(err)
+		switch {
+		case failing.begins(err):
+			r.log.Error("the store refuses samples; keeping them in memory", zap.Error(err))
+		case failing.ends(err):
+			r.log.Info("the store takes samples again", zap.Int("failures", failing.count),
+				zap.Duration("after", time.Since(failing.since)))
+			failing = episode{}
+		}
+		switch dropped := r.cfg.Ring.Dropped() - told; {
+		case dropped > 0 && !dropping:
+			dropping = true
+			r.log.Error("memory is full; the oldest samples are dropped")
+		case dropping && err == nil:
+			dropping, told = false, told+dropped
+			r.log.Error("samples were dropped for want of memory", zap.Uint64("samples", dropped))
+		}
+		r.cfg.Beat(r.cfg.Interval)
+		if ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(r.cfg.Interval):
+		}
+	}
+}
+
+// commit moves what the ring holds into the store.
+func (r *Recorder) commit() error {
+	state := r.cfg.Clock()
+	r.cfg.Log.SetOffset(store.Offset{Nanoseconds: state.Offset, Synchronized: state.Synchronized})
+	if r.paths == nil {
+		if err := r.register(); err != nil {
+			return err
+		}
+	}
+	var batch []Measured
+	var records []store.Record
+	for {
+		var upTo uint64
+		batch, upTo = r.cfg.Ring.Peek(batch[:0], appendAtMost)
+		if len(batch) == 0 {
+			return nil
+		}
+		records = records[:0]
+		for _, m := range batch {
+			records = append(records, store.Record{Path: r.paths[m.Path], Sample: m.Sample})
+		}
+		if err := r.cfg.Log.Append(records); err != nil {
+			return fmt.Errorf("append %d samples: %w", len(records), err)
+		}
+		r.cfg.Ring.Discard(upTo)
+	}
+}
+
+func (r *Recorder) register() error {
+	paths := make([]store.PathID, len(r.cfg.Targets))
+	for i, t := range r.cfg.Targets {
+		p, err := r.cfg.Log.Register(t.Name, t.Labels)
+		if err != nil {
+			return fmt.Errorf("register path %s: %w", t.Name, err)
+		}
+		paths[i] = p.ID
+	}
+	r.paths = paths
+	return nil
+}
+
+func (r *Recorder) setDegraded(err error) {
+	reason := ""
+	switch {
+	case err == nil:
+	case errors.Is(err, store.ErrNoSpace):
+		reason = "no_space"
+	case errors.Is(err, store.ErrCorrupt):
+		reason = "corrupt"
+	default:
+		reason = "failed"
+	}
+	r.mu.Lock()
+	r.degraded = reason
+	r.mu.Unlock()
+}
+
+// Degraded is why the store does not take samples now: no_space, corrupt,
+// failed, or "" while it does.
+func (r *Recorder) Degraded() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.degraded
+}
+
+// episode is a run of failures, so that it is logged when it begins and when
+// it ends, not in between.
+type episode struct {
+	since time.Time
+	count int
+}
+
+// begins counts a failure and reports whether it is the first.
+func (e *episode) begins(err error) bool {
+	if err == nil {
+		return false
+	}
+	if e.count == 0 {
+		e.since = time.Now()
+	}
+	e.count++
+	return e.count == 1
+}
+
+// ends reports whether a run of failures is over.
+func (e *episode) ends(err error) bool { return err == nil && e.count > 0 }

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"sync"
+
+	"github.com/xtwamp/xtwamp/probe/store"
+)
+
+// Measured is one sample of the path with that index in Config.Targets.
+type Measured struct {
+	Path   int
+	Sample store.Sample
+}
+
+// Ring is the bounded memory between measuring and whoever takes the samples.
+// When nobody takes them, the oldest are overwritten and counted. Put may be
+// called from anywhere; there is one taker.
+type Ring struct {
+	capacity uint64
+	filled   chan struct{}
+
+	mu          sync.Mutex
+	buf         []Measured // grows up to capacity as it is needed
+	first, next uint64     // numbers of the oldest sample held, and of the next to come
+	dropped     uint64
+}
+
+// NewRing makes a ring that holds at most capacity samples.
+func NewRing(capacity int) *Ring {
+	return &Ring{capacity: uint64(capacity), filled: make(chan struct{}, 1)}
+}
+
+// Put adds a sample. It never blocks.
+func (r *Ring) Put(path int, s store.Sample) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch held := r.next - r.first; {
+	case held < uint64(len(r.buf)):
+	case held < r.capacity:
+		grown := make([]Measured, min(r.capacity, max(64, 2*held)))
+		for n := r.first; n != r.next; n++ {
+			grown[n%uint64(len(grown))] = r.buf[n%uint64(len(r.buf))]
+		}
+		r.buf = grown
+	default:
+		r.first++
+		r.dropped++
+	}
+	r.buf[r.next%uint64(len(r.buf))] = Measured{path, s}
+	r.next++
+	select {
+	case r.filled <- struct{}{}:
+	default:
+	}
+}
+
+// Filled has a value when samples came since it was last received from.
+func (r *Ring) Filled() <-chan struct{} { return r.filled }
+
+// Peek appends the oldest samples, at most max, to dst. They stay in the ring
+// until Discard is given the number that Peek returned.
+func (r *Ring) Peek(dst []Measured, max int) ([]Measured, uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := r.first
+	for ; n != r.next && max > 0; n++ {
+		dst = append(dst, r.buf[n%uint64(len(r.buf))])
+		max--
+	}
+	return dst, n
+}
+
+// Discard removes what a Peek that returned upTo gave.
+func (r *Ring) Discard(upTo uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if upTo > r.first { // some of them may have been overwritten meanwhile
+		r.first = upTo
+	}
+}
+
+// Dropped is how many samples were overwritten before anybody took them.
+func (r *Ring) Dropped() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dropped
+}
+
+// Len is how many samples the ring holds.
+func (r *Ring) Len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return int(r.next - r.first)
+}

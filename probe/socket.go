@@ -1,0 +1,539 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xtwamp/xtwamp/bpf"
+	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/probe/twamp"
+)
+
+// hostFlow is a UDP socket connected to a far reflector, with its entry in
+// the kernel half where that is in use.
+type hostFlow struct {
+	network *hostNetwork
+	path    *path
+	profile twamp.Profile
+	fd      int
+	ifindex int
+	info    FlowInfo
+
+	datapath *bpf.Datapath // nil unless the step is a BPF one
+	key      bpf.Key
+	slotBase uint32
+
+	// CLOCK_MONOTONIC of the last look for a carrier, and of the last that
+	// found none.
+	lookedAt, withoutAt int64
+
+	// sent holds the sequence number of the probe that the kernel's stamp
+	// number n belongs to (SOF_TIMESTAMPING_OPT_ID), at n % len.
+	sent   []uint32
+	nextID uint32
+}
+
+// Largest UDP payload that the kernel half reads, in bytes: beyond it the
+// checksum would cost too much there.
+const maxBPFPayload = 1500
+
+// drainErrorsAtMost ends a drain whose socket reports nothing but errors.
+const drainErrorsAtMost = 16
+
+const (
+	// carrierEvery is the time between two looks for a carrier.
+	carrierEvery = 100 * time.Millisecond
+	// carrierSettles is how long after the carrier is back the kernel may
+	// still refuse packets.
+	carrierSettles = 2 * time.Second
+)
+
+// receiveBuffer is for replies and stamps that wait while this process does
+// not run, in bytes: the kernel counts some 1,000 for each.
+const receiveBuffer = 1 << 20
+
+// stampingStarts is what the first socket of a host that wants receive stamps
+// waits for them: the kernel turns them on from a work queue.
+const stampingStarts = 2 * time.Millisecond
+
+// The ports that probes leave from, unless the target names one: the dynamic
+// ones of RFC 6335.
+const (
+	firstPort = 49152
+	lastPort  = 65535
+)
+
+// connect makes the socket. Everything that marks packets is set before the
+// first can leave.
+func (f *hostFlow) connect(t *target.Target, oif int) error {
+	remote := f.info.Remote.Addr()
+	family, level := unix.AF_INET6, unix.IPPROTO_IPV6
+	if remote.Is4() {
+		family, level = unix.AF_INET, unix.IPPROTO_IP
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return down(store.NoRoute, "open socket: %w", err)
+	}
+	f.fd = fd
+	type option struct {
+		name              string
+		level, opt, value int
+	}
+	var options []option
+	if remote.Is4() {
+		discover := unix.IP_PMTUDISC_DONT
+		if t.DontFragment {
+			discover = unix.IP_PMTUDISC_DO
+		}
+		options = []option{
+			{"IP_TOS", level, unix.IP_TOS, int(t.DSCP) << 2},
+			{"IP_TTL", level, unix.IP_TTL, int(t.TTL)},
+			{"IP_MTU_DISCOVER", level, unix.IP_MTU_DISCOVER, discover},
+			{"IP_RECVTTL", level, unix.IP_RECVTTL, 1},
+			{"IP_RECVERR", level, unix.IP_RECVERR, 1},
+		}
+	} else {
+		discover := unix.IPV6_PMTUDISC_DONT
+		if t.DontFragment {
+			discover = unix.IPV6_PMTUDISC_DO
+		}
+		options = []option{
+			{"IPV6_TCLASS", level, unix.IPV6_TCLASS, int(t.DSCP) << 2},
+			{"IPV6_UNICAST_HOPS", level, unix.IPV6_UNICAST_HOPS, int(t.TTL)},
+			{"IPV6_MTU_DISCOVER", level, unix.IPV6_MTU_DISCOVER, discover},
+			{"IPV6_RECVHOPLIMIT", level, unix.IPV6_RECVHOPLIMIT, 1},
+			{"IPV6_RECVERR", level, unix.IPV6_RECVERR, 1},
+		}
+	}
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
+			return down(store.Permission, "set %s to %d: %w", o.name, o.value, err)
+		}
+	}
+	if t.Interface != "" {
+		if err := unix.BindToDevice(fd, t.Interface); err != nil {
+			return down(reasonOf(err), "bind to interface %s: %w", t.Interface, err)
+		}
+	}
+	if err := f.bind(t); err != nil {
+		return down(reasonOf(err), "bind to %s: %w", netip.AddrPortFrom(sourceOf(t, remote), t.SourcePort), err)
+	}
+	if err := unix.Connect(fd, sockaddr(f.info.Remote, oif)); err != nil {
+		return down(reasonOf(err), "connect to %s: %w", f.info.Remote, err)
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return down(store.NoRoute, "get local address: %w", err)
+	}
+	f.info.Local = addrPort(sa)
+	return nil
+}
+
+// bind takes the target's source address and port, or a random port: a reply
+// to an earlier run of this program must not find a socket.
+func (f *hostFlow) bind(t *target.Target) error {
+	source := sourceOf(t, f.info.Remote.Addr())
+	if t.SourcePort != 0 {
+		return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, t.SourcePort), 0))
+	}
+	for range 16 {
+		port := uint16(firstPort + rand.N(lastPort-firstPort+1))
+		err := unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, port), 0))
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return err
+		}
+	}
+	return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, 0), 0))
+}
+
+func sourceOf(t *target.Target, remote netip.Addr) netip.Addr {
+	switch {
+	case t.Source.IsValid():
+		return t.Source.Unmap()
+	case remote.Is4():
+		return netip.IPv4Unspecified()
+	default:
+		return netip.IPv6Unspecified()
+	}
+}
+
+func sockaddr(a netip.AddrPort, zone int) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	sa := &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+	if a.Addr().IsLinkLocalUnicast() {
+		sa.ZoneId = uint32(zone)
+	}
+	return sa
+}
+
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
+	default:
+		return netip.AddrPort{}
+	}
+}
+
+// fragments reports whether probes of this size would leave in fragments, or
+// are beyond what the kernel half reads.
+func (f *hostFlow) fragments(t *target.Target) bool {
+	size := t.PayloadSize()
+	if size > maxBPFPayload {
+		return true
+	}
+	level, opt, headers := unix.IPPROTO_IPV6, unix.IPV6_MTU, 40+8
+	if f.info.Remote.Addr().Is4() {
+		level, opt, headers = unix.IPPROTO_IP, unix.IP_MTU, 20+8
+	}
+	mtu, err := unix.GetsockoptInt(f.fd, level, opt)
+	return err == nil && size+headers > mtu && !t.DontFragment
+}
+
+// register lets the kernel half stamp and match this flow's packets.
+func (f *hostFlow) register(dev *device, t *target.Target, demanded uint32) error {
+	if t.Interface == "" {
+		demanded = 0 // only a target that names its interface demands it
+	}
+	f.key = bpf.Key{Local: f.info.Local, Remote: f.info.Remote}
+	f.slotBase = f.path.slotBase
+	err := dev.datapath.SetPath(f.key, bpf.Path{
+		ID:        uint32(f.path.index),
+		SlotBase:  f.slotBase,
+		SlotMask:  f.path.mask,
+		Interface: demanded,
+		SSID:      f.info.SSID,
+		Profile:   uint8(f.profile),
+	})
+	if err != nil {
+		return fmt.Errorf("register flow with the kernel half: %w", err)
+	}
+	f.datapath = dev.datapath
+	f.info.Step = dev.step
+	return nil
+}
+
+const (
+	txTimestamping = unix.SOF_TIMESTAMPING_TX_SOFTWARE | unix.SOF_TIMESTAMPING_OPT_TSONLY
+	rxTimestamping = unix.SOF_TIMESTAMPING_RX_SOFTWARE | unix.SOF_TIMESTAMPING_SOFTWARE
+)
+
+// stampOnSocket asks the kernel to stamp this socket's packets
+// (SO_TIMESTAMPING; OPT_TSONLY since Linux 4.0).
+func (f *hostFlow) stampOnSocket() error {
+	// Without the right to go beyond net.core.rmem_max, that much has to do.
+	if unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
+		_ = unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
+	}
+	f.sent = make([]uint32, len(f.path.window))
+	if err := f.restartIDs(); err != nil {
+		return err
+	}
+	f.network.stamping.Do(func() { time.Sleep(stampingStarts) })
+	return nil
+}
+
+// restartIDs lets the kernel number this socket's stamps from 0 again: its
+// count starts when OPT_ID is turned on.
+func (f *hostFlow) restartIDs() error {
+	f.nextID = 0
+	for _, flags := range []int{txTimestamping | rxTimestamping, txTimestamping | rxTimestamping | unix.SOF_TIMESTAMPING_OPT_ID} {
+		if err := unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, flags); err != nil {
+			return fmt.Errorf("set SO_TIMESTAMPING: %w", err)
+		}
+	}
+	return nil
+}
+
+// send transmits one probe. An error that the socket holds belongs to an
+// earlier probe (ICMP, RFC 1122 4.1.3.3) and is cleared first; one that comes
+// up in between may too, so such a send is tried once more.
+func (f *hostFlow) send(packet []byte, seq uint32) error {
+	if !f.carrier() {
+		return down(store.NoCarrier, "send to %s: interface %s has no carrier", f.info.Remote, f.info.Interface)
+	}
+	_, _ = unix.GetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	err := unix.Send(f.fd, packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EPROTO) {
+		err = unix.Send(f.fd, packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	}
+	if err == nil {
+		if f.sent != nil {
+			f.sent[f.nextID%uint32(len(f.sent))] = seq
+			f.nextID++
+		}
+		return nil
+	}
+	reason := reasonOf(err)
+	if reason == store.NoBuffer && f.changingCarrier() {
+		reason = store.NoCarrier
+	}
+	if f.sent != nil {
+		// The kernel may have numbered the failed packet.
+		if restart := f.restartIDs(); restart != nil {
+			err = errors.Join(err, restart)
+		}
+	}
+	return down(reason, "send to %s: %w", f.info.Remote, err)
+}
+
+// reasonOf says why the kernel would not take a packet.
+func reasonOf(err error) store.Reason {
+	switch {
+	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EADDRNOTAVAIL):
+		return store.NoInterface
+	case errors.Is(err, unix.ENETDOWN):
+		return store.NoCarrier
+	case errors.Is(err, unix.EMSGSIZE):
+		return store.TooBig
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return store.Permission
+	case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
+		return store.NoBuffer
+	default:
+		return store.NoRoute
+	}
+}
+
+// carrier reports whether the flow's interface had a carrier at the last look,
+// at most carrierEvery ago: the kernel takes packets without one and drops them
+// without a word (noop_qdisc). It is asked on the socket, whose namespace is
+// the right one.
+func (f *hostFlow) carrier() bool {
+	now := f.network.engine.clock.mono()
+	if f.lookedAt == 0 || now-f.lookedAt >= int64(carrierEvery) || now-f.withoutAt < int64(carrierEvery) {
+		f.lookedAt = now
+		if !hasCarrier(f.fd, f.info.Interface) {
+			f.withoutAt = now
+		}
+	}
+	return f.withoutAt != f.lookedAt
+}
+
+// changingCarrier reports whether a refusal for want of buffers comes from the
+// carrier: for a while after it is back, the kernel's queue is still the one
+// that refuses everything.
+func (f *hostFlow) changingCarrier() bool {
+	f.lookedAt = 0
+	return !f.carrier() || f.withoutAt != 0 && f.lookedAt-f.withoutAt < int64(carrierSettles)
+}
+
+// hasCarrier asks the driver, which knows before the interface's flags do; an
+// interface that cannot be asked has one.
+func hasCarrier(fd int, name string) bool {
+	value := struct{ command, data uint32 }{command: unix.ETHTOOL_GLINK}
+	request := struct { // struct ifreq
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:unix.IFNAMSIZ-1], name)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	return errno != 0 || value.data != 0
+}
+
+// alive reports whether the interface that the flow was opened on exists.
+func (f *hostFlow) alive() bool {
+	ifr, err := unix.NewIfreq(f.info.Interface)
+	if err != nil {
+		return true
+	}
+	if err := unix.IoctlIfreq(f.fd, unix.SIOCGIFINDEX, ifr); err != nil {
+		return !errors.Is(err, unix.ENODEV)
+	}
+	return int(ifr.Uint32()) == f.ifindex
+}
+
+// settle reads what is queued, and the probe's slot in the kernel.
+func (f *hostFlow) settle(pr *probe) {
+	f.drain()
+	if f.datapath == nil || pr.done {
+		return
+	}
+	ev, ok := f.slot(pr.seq, pr.wire)
+	if !ok {
+		return
+	}
+	if ev.Flags&bpf.FlagAnswered != 0 {
+		f.network.engine.received(f.path, eventReply(&ev))
+		return
+	}
+	f.network.engine.transmitted(f.path, pr.seq, stamp{ns: int64(ev.T1)}, store.TCEgress)
+}
+
+// slot is what the kernel half noted of a probe, if it saw it leave.
+func (f *hostFlow) slot(seq uint32, wire twamp.Timestamp) (bpf.Event, bool) {
+	ev, err := f.datapath.Slot(f.slotBase + seq&f.path.mask)
+	sent, _, _ := ev.WireTimes()
+	return ev, err == nil && ev.Flags&bpf.FlagSent != 0 && ev.Seq == seq && twamp.Timestamp(sent) == wire
+}
+
+// drain reads all that the socket holds: first the error queue, so that a
+// probe's stamp is there before its reply, and so that it never fills the
+// receive buffer.
+func (f *hostFlow) drain() {
+	f.drainErrors()
+	n := f.network
+	for errs := 0; errs < drainErrorsAtMost; {
+		size, oobn, _, _, err := unix.Recvmsg(f.fd, n.buf, n.oob, unix.MSG_DONTWAIT)
+		switch {
+		case err == nil:
+			f.reply(n.buf[:size], n.oob[:oobn])
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EBADF):
+			return
+		default: // an ICMP error, reported once: the probe is simply not answered
+			errs++
+		}
+	}
+}
+
+func (f *hostFlow) drainErrors() {
+	n := f.network
+	for {
+		_, oobn, _, _, err := unix.Recvmsg(f.fd, n.buf, n.oob, unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+		if err != nil {
+			return
+		}
+		var sent stamp
+		var id uint32
+		var ours bool
+		eachControl(n.oob[:oobn], func(level, kind int32, data []byte) {
+			switch {
+			case isTimestamping(level, kind):
+				sent = softwareStamp(data)
+			case isExtendedError(level, kind) && len(data) >= 16:
+				// struct sock_extended_err: errno, origin, type, code, pad, info, data
+				ours = data[4] == unix.SO_EE_ORIGIN_TIMESTAMPING
+				id = binary.NativeEndian.Uint32(data[12:])
+			}
+		})
+		if ours && sent.ns != 0 && f.sent != nil && f.nextID-id <= uint32(len(f.sent)) {
+			n.engine.transmitted(f.path, f.sent[id%uint32(len(f.sent))], sent, store.Socket)
+		}
+	}
+}
+
+// reply hands one received packet to the engine.
+func (f *hostFlow) reply(packet, oob []byte) {
+	e := f.network.engine
+	got, err := twamp.ParseReply(packet, f.profile)
+	if err != nil || got.HasSSID && got.SSID != f.info.SSID {
+		e.unmatched++
+		return
+	}
+	r := reply{
+		seq:      got.SenderSeq,
+		wire:     got.SenderTime,
+		rx:       stamp{ns: e.clock.mono()},
+		rxSource: store.User,
+		hasTimes: got.HasTimes,
+		received: got.Received,
+		sent:     got.Time,
+		errorEst: got.Error,
+	}
+	if got.HasTTL {
+		r.remoteTTL = got.SenderTTL
+	}
+	eachControl(oob, func(level, kind int32, data []byte) {
+		switch {
+		case isTimestamping(level, kind):
+			if s := softwareStamp(data); s.ns != 0 {
+				r.rx, r.rxSource = s, store.Socket
+			}
+		case isTTL(level, kind) && len(data) >= 4:
+			r.ttl = uint8(binary.NativeEndian.Uint32(data))
+		}
+	})
+	if f.info.Step == StepSocket {
+		f.drainErrors() // the stamp of its probe may have come in between
+	} else if f.datapath != nil {
+		// The kernel half may have seen the probe leave, if not its reply.
+		if ev, ok := f.slot(r.seq, r.wire); ok {
+			e.transmitted(f.path, r.seq, stamp{ns: int64(ev.T1)}, store.TCEgress)
+		}
+	}
+	e.received(f.path, r)
+}
+
+func (f *hostFlow) close() {
+	n := f.network
+	delete(n.flows, int32(f.fd))
+	f.closeLocked()
+}
+
+// closeLocked closes what the flow holds; it is not, or no longer, watched.
+func (f *hostFlow) closeLocked() {
+	if f.datapath != nil {
+		// Fails only if the entry is gone already.
+		_ = f.datapath.DeletePath(f.key)
+		f.datapath = nil
+	}
+	if f.fd >= 0 {
+		unix.Close(f.fd) // leaves the epoll set with it
+		f.fd = -1
+	}
+}
+
+// eachControl walks the control messages of a received packet.
+func eachControl(oob []byte, visit func(level, kind int32, data []byte)) {
+	for len(oob) >= unix.CmsgLen(0) {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
+		if err != nil {
+			return
+		}
+		visit(h.Level, h.Type, data)
+		oob = rest
+	}
+}
+
+func isTimestamping(level, kind int32) bool {
+	return level == unix.SOL_SOCKET && kind == unix.SCM_TIMESTAMPING
+}
+
+func isExtendedError(level, kind int32) bool {
+	return level == unix.IPPROTO_IP && kind == unix.IP_RECVERR ||
+		level == unix.IPPROTO_IPV6 && kind == unix.IPV6_RECVERR
+}
+
+func isTTL(level, kind int32) bool {
+	return level == unix.IPPROTO_IP && kind == unix.IP_TTL ||
+		level == unix.IPPROTO_IPV6 && kind == unix.IPV6_HOPLIMIT
+}
+
+// softwareStamp reads the first of the three times of struct
+// scm_timestamping: the kernel's own, CLOCK_REALTIME.
+func softwareStamp(data []byte) stamp {
+	if len(data) < 16 {
+		return stamp{}
+	}
+	sec := int64(binary.NativeEndian.Uint64(data))
+	nsec := int64(binary.NativeEndian.Uint64(data[8:]))
+	return stamp{ns: sec*1e9 + nsec, wall: true}
+}
+
+// filters lets the kernel half attach through clsact, which needs netlink.
+type filters struct{}
+
+func (filters) AddFilter(ifindex int, egress bool, progFD int, name string) (closer, error) {
+	d := netns.Ingress
+	if egress {
+		d = netns.Egress
+	}
+	return netns.AddFilter(ifindex, d, progFD, name)
+}
