@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/probe/store"
@@ -54,16 +54,19 @@ type Engine struct {
 	net   network
 	wake  chan struct{} // has room for one: the scheduler has to look again
 
-	mu         sync.Mutex
-	paths      []*path
-	queue      byWake
-	packet     []byte // of the probe being sent
-	stopping   bool
-	opens      chan openRequest
-	state      ClockState
-	stamps     map[stampKey]uint64
-	unmatched  uint64
-	clockSteps uint64
+	mu          sync.Mutex
+	paths       []*path
+	queue       byWake
+	packet      []byte // of the probe being sent
+	stopping    bool
+	opens       chan openRequest // of targets with an address
+	lookups     chan openRequest // of targets with a name
+	state       ClockState
+	stamps      map[stampKey]uint64
+	unmatched   uint64
+	clockSteps  uint64
+	skipped     uint64
+	skippedTold time.Time
 }
 
 type stampKey struct {
@@ -124,7 +127,9 @@ func (e *Engine) setTargets(targets []target.Target) error {
 		e.paths = append(e.paths, p)
 	}
 	e.packet = make([]byte, largest)
-	e.opens = make(chan openRequest, len(e.paths)) // one open per path at a time
+	// Room for each path: one open at a time.
+	e.opens = make(chan openRequest, len(e.paths))
+	e.lookups = make(chan openRequest, len(e.paths))
 	return nil
 }
 
@@ -143,17 +148,24 @@ func (e *Engine) Run(ctx context.Context) error {
 	// What is in flight is still read after ctx ended.
 	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopReading()
-	var background errgroup.Group
-	background.Go(func() error { return e.net.run(reading) })
-	background.Go(func() error { return e.clock.watch(reading, e.readClock) })
+	var background sync.WaitGroup
+	background.Go(func() { e.net.run(reading) })
+	background.Go(func() {
+		keep(reading, e.log, "watching the clock", func(ctx context.Context) error { return e.clock.watch(ctx, e.readClock) })
+	})
 	opening, stopOpening := context.WithCancel(ctx)
 	defer stopOpening()
-	for range min(4, len(e.paths)) {
-		background.Go(func() error { e.openLoop(opening); return nil })
+	// Names may take long to resolve, and hold up nobody but each other.
+	for _, queue := range []chan openRequest{e.opens, e.lookups} {
+		for range min(openers, cap(queue)) {
+			background.Go(func() { e.openLoop(opening, queue) })
+		}
 	}
 
 	e.mu.Lock()
+	now := e.clock.mono()
 	for _, p := range e.paths {
+		p.beginBy = now + int64(beginWithin)
 		e.requestOpen(p)
 		p.plan()
 		heap.Push(&e.queue, p)
@@ -163,7 +175,7 @@ func (e *Engine) Run(ctx context.Context) error {
 
 	stopOpening()
 	stopReading()
-	err := background.Wait()
+	background.Wait()
 	e.mu.Lock()
 	for _, p := range e.paths {
 		if p.flow != nil {
@@ -172,7 +184,33 @@ func (e *Engine) Run(ctx context.Context) error {
 		}
 	}
 	e.mu.Unlock()
-	return errors.Join(err, e.net.close())
+	return e.net.close()
+}
+
+const (
+	// openers is how many paths of a kind are opened at once.
+	openers = 4
+	// beginWithin is how long a path's schedule waits for its first way.
+	beginWithin = 5 * time.Second
+)
+
+// keep runs loop until ctx ends, and again after a pause whenever it fails.
+func keep(ctx context.Context, log *zap.Logger, what string, loop func(context.Context) error) {
+	const pause = time.Second
+	for told := (time.Time{}); ctx.Err() == nil; {
+		err := loop(ctx)
+		if ctx.Err() != nil || err == nil {
+			return
+		}
+		if time.Since(told) > tellAgain {
+			told = time.Now()
+			log.Error(what+" failed; trying on", zap.Error(err))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
 }
 
 // idle is how long the scheduler sleeps at most.
@@ -212,6 +250,9 @@ func (e *Engine) tick() (time.Duration, bool) {
 	for len(e.queue) > 0 && e.queue[0].wake <= now {
 		p := e.queue[0]
 		e.expire(p, now)
+		if !p.scheduled && !e.cfg.AtOnce && p.beginBy <= now {
+			e.begin(p, now)
+		}
 		if p.reopenAt != 0 && p.reopenAt <= now && !p.opening {
 			e.requestOpen(p)
 		}
@@ -271,29 +312,33 @@ func (e *Engine) stop() {
 
 // fire sends the probe of p that is due at or before now, and sets when the
 // next is. Sending is isochronous: a moment that passed while the process did
-// not run is made up for only within an interval or 100 ms; beyond it is left
+// not run is made up for only within an interval or target.CatchUp; beyond it is left
 // out and counted.
 func (e *Engine) fire(p *path, now int64) {
 	interval := int64(p.target.Interval)
-	if behind := now - p.due; behind >= max(interval, int64(100*time.Millisecond)) {
+	if behind := now - p.due; behind >= max(interval, int64(target.CatchUp)) {
 		missed := uint64(behind / interval)
 		p.due += int64(missed) * interval
 		missed = min(missed, p.remaining-1)
 		p.remaining -= missed
 		p.counters.Skipped += missed
-		e.log.Warn("the schedule was held up; probes were left out", zap.String("path", p.target.Name),
-			zap.Uint64("probes", missed), zap.Duration("behind", time.Duration(behind)))
-	}
-	if p.full() { // cannot happen while expire comes first
-		e.log.DPanic("in-flight table full", zap.String("path", p.target.Name))
-		return
+		e.skipped += missed
+		if missed > 0 && time.Since(e.skippedTold) > time.Hour {
+			e.skippedTold = time.Now()
+			e.log.Warn("the schedule was held up; probes were left out", zap.String("path", p.target.Name),
+				zap.Uint64("probes_so_far", e.skipped), zap.Duration("behind", time.Duration(behind)))
+		}
 	}
 	p.due += interval
 	p.remaining--
+	if p.full() { // the window has room for all that can be caught up with
+		p.counters.Skipped++
+		return
+	}
 
 	pr := p.push(now)
 	if p.flow == nil {
-		e.notSent(p, pr, p.reason)
+		e.notSent(p, pr, cmp.Or(p.reason, store.NoRoute)) // no reason yet: not open yet
 		return
 	}
 	if err := e.transmit(p, pr); err != nil {
@@ -308,6 +353,9 @@ func (e *Engine) fire(p *path, now int64) {
 
 func (e *Engine) transmit(p *path, pr *probe) error {
 	f := p.flow
+	if err := f.ready(); err != nil {
+		return err
+	}
 	packet := e.packet[:p.target.PayloadSize()]
 	pr.sent = e.clock.mono()
 	pr.wire = twamp.FromUnix(twamp.NTP, pr.sent+e.state.Offset)
@@ -338,15 +386,36 @@ func (e *Engine) transmit(p *path, pr *probe) error {
 // sendFailed reacts to a probe that could not leave: where the way itself may
 // have changed, the path is opened anew.
 func (e *Engine) sendFailed(p *path, d *downError) {
-	if d.reason != p.reason {
-		p.reason = d.reason
-		e.log.Warn("probes cannot be sent", zap.String("path", p.target.Name),
-			zap.Stringer("reason", d.reason), zap.Error(d))
-	}
-	switch d.reason {
-	case store.NoInterface, store.NoRoute, store.NoCarrier:
+	e.trouble(p, "probes cannot be sent", zap.Stringer("reason", d.reason), zap.Error(d))
+	if d.reopen || d.reason == store.NoInterface || d.reason == store.NoRoute || d.reason == store.NoCarrier {
 		e.reopen(p)
 	}
+}
+
+// trouble notes that something is wrong with p: it has a line in the log when
+// it begins, and while it goes on one every few hours.
+func (e *Engine) trouble(p *path, what string, fields ...zap.Field) {
+	now := time.Now()
+	if p.troubles == 0 {
+		p.troubleSince = now
+	}
+	p.troubles++
+	p.troubleLast = now
+	if now.Sub(p.troubleTold) > tellAgain {
+		p.troubleTold = now
+		e.log.Warn(what, append(fields, zap.String("path", p.target.Name), zap.Uint64("times", p.troubles))...)
+	}
+}
+
+// relief notes that a probe of p was answered: after a while of that, trouble
+// is over. The while keeps what comes and goes from filling the log.
+func (e *Engine) relief(p *path) {
+	if p.troubles == 0 || time.Since(p.troubleLast) < troubleOver {
+		return
+	}
+	e.log.Info("path works again", zap.String("path", p.target.Name), zap.Uint64("times", p.troubles),
+		zap.Duration("after", p.troubleLast.Sub(p.troubleSince)))
+	p.troubles, p.troubleTold = 0, time.Time{}
 }
 
 func (e *Engine) notSent(p *path, pr *probe, reason store.Reason) {
@@ -357,9 +426,14 @@ func (e *Engine) notSent(p *path, pr *probe, reason store.Reason) {
 
 // transmitted notes the kernel's stamp of a probe's departure.
 func (e *Engine) transmitted(p *path, seq uint32, s stamp, source store.Source) {
-	if pr := p.find(seq); pr != nil && !pr.done && pr.flow != nil && pr.txSource == store.NoSource {
-		pr.tx, pr.txSource = s, source
+	pr := p.find(seq)
+	if pr == nil || pr.done || pr.flow == nil || pr.txSource != store.NoSource {
+		return
 	}
+	if s.wall && s.ns-pr.offset.ns < pr.sent-pr.offset.uncertainty && !pr.offset.moved(e.clock.offset()) {
+		return // of another packet: it was stamped before this one was sent
+	}
+	pr.tx, pr.txSource = s, source
 }
 
 // received takes one reply: it decides the outcome of the probe that it
@@ -371,7 +445,9 @@ func (e *Engine) received(p *path, r reply) {
 		return
 	}
 	if pr.rxSource != store.NoSource {
-		p.counters.Duplicates++
+		if pr.rxSource != r.rxSource || pr.rx != r.rx { // not the record of what its slot told before
+			p.counters.Duplicates++
+		}
 		return
 	}
 	if pr.done { // given up already
@@ -384,7 +460,7 @@ func (e *Engine) received(p *path, r reply) {
 	case pr.txSource == store.NoSource:
 		pr.tx, pr.txSource = stamp{ns: pr.sent}, store.User
 	}
-	pr.rxSource, pr.ttl, pr.remote = r.rxSource, r.ttl, r.remoteTTL
+	pr.rx, pr.rxSource, pr.ttl, pr.remote = r.rx, r.rxSource, r.ttl, r.remoteTTL
 	now := e.clock.mono()
 	x := exchange{sent: pr.sent, received: now, before: pr.offset}
 	if r.rx.wall || pr.tx.wall {
@@ -438,10 +514,7 @@ func dwell(r reply, rtt int64) int64 {
 func (e *Engine) answered(p *path, pr *probe) {
 	f := pr.flow
 	f.losses = 0
-	if f == p.flow && (p.silent || p.reason != store.NoReason) {
-		p.silent, p.reason = false, store.NoReason
-		e.log.Info("probes are answered again", zap.String("path", p.target.Name), zap.Stringer("local", f.Local))
-	}
+	e.relief(p)
 	if f.Step != StepTCX && f.Step != StepClsact {
 		return
 	}
@@ -450,13 +523,12 @@ func (e *Engine) answered(p *path, pr *probe) {
 		return
 	}
 	f.bypassed++
-	if f.bypassed == bypassesBeforeReopen && f == p.flow {
+	if f.bypassed%bypassesBeforeReopen == 0 && f == p.flow {
 		p.bypasses++
 		// The interface may have been made anew, so try the kernel half once
 		// more before doing without.
 		p.want.noBPF = p.bypasses > 1
-		e.log.Warn("replies bypass the kernel half; opening the path anew", zap.String("path", p.target.Name),
-			zap.String("interface", f.Interface), zap.Bool("without_bpf", p.want.noBPF))
+		e.trouble(p, "replies bypass the kernel half; opening the path anew", zap.String("interface", f.Interface))
 		e.reopen(p)
 	}
 }
@@ -483,12 +555,8 @@ func (e *Engine) giveUp(p *path, pr *probe) {
 		pr.outcome = store.Lost
 		p.counters.Lost++
 		f.losses++
-		if f.losses == lossesBeforeNewPort && f == p.flow && p.target.SourcePort == 0 {
-			if !p.silent {
-				p.silent = true
-				e.log.Warn("nothing comes back; trying other source ports", zap.String("path", p.target.Name),
-					zap.Stringer("remote", f.Remote), zap.Int("losses", f.losses))
-			}
+		if f.losses%lossesBeforeNewPort == 0 && f == p.flow && p.target.SourcePort == 0 {
+			e.trouble(p, "nothing comes back; trying other source ports", zap.Stringer("remote", f.Remote))
 			e.reopen(p)
 		}
 	} else {
@@ -524,28 +592,33 @@ func (e *Engine) handOn(p *path) {
 // requestOpen lets the openers open p; Engine.mu is held.
 func (e *Engine) requestOpen(p *path) {
 	p.opening, p.reopenAt = true, 0
-	e.opens <- p.want // has room for every path
+	queue := e.lookups
+	if p.literal {
+		queue = e.opens
+	}
+	queue <- p.want // has room for every path
 	p.want.refresh = false
 }
 
 // reopen has p opened anew: just ahead of its next probe, or at once if that
 // is over.
 func (e *Engine) reopen(p *path) {
+	p.want.refresh = false
 	if p.opening {
+		p.again = true
 		return
 	}
-	p.want.refresh = false
 	p.reopenAt = max(p.due-int64(reopenAhead), p.openedAt+int64(reopenEvery))
 }
 
 // openLoop opens paths as they are asked for, until ctx ends.
-func (e *Engine) openLoop(ctx context.Context) {
+func (e *Engine) openLoop(ctx context.Context, queue <-chan openRequest) {
 	const limit = 10 * time.Second
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case req := <-e.opens:
+		case req := <-queue:
 			limited, cancel := context.WithTimeout(ctx, limit)
 			f, info, err := e.net.open(limited, req)
 			cancel()
@@ -569,31 +642,19 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 		return
 	}
 	if !p.scheduled {
-		p.scheduled = true
-		p.due = now
-		if !e.cfg.AtOnce {
-			wall := now + e.state.Offset
-			ph := phase(e.cfg.Device, p.target.Name, p.target.Interval)
-			p.due = nextOnGrid(wall, p.target.Interval, ph) - e.state.Offset
-		}
+		e.begin(p, now)
 	}
 	var d *downError
 	switch {
 	case errors.Is(err, errUnchanged):
-		p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
+		e.refreshLater(p, now)
 		return
 	case err == nil:
-	case errors.As(err, &d) && d.transient && p.flow != nil:
-		p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
-		return
 	default:
-		if d == nil {
+		if !errors.As(err, &d) {
 			d = down(store.NoRoute, "%w", err)
 		}
-		if p.flow != nil || p.reason != d.reason {
-			e.log.Warn("path cannot be used; trying on", zap.String("path", p.target.Name),
-				zap.Stringer("reason", d.reason), zap.Error(d))
-		}
+		e.trouble(p, "path cannot be used; trying on", zap.Stringer("reason", d.reason), zap.Error(d))
 		e.retire(p)
 		p.reason = d.reason
 		e.reopen(p)
@@ -605,16 +666,37 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 	p.flow = &openFlow{flow: f, FlowInfo: info, path: p}
 	p.want.current = info.Remote.Addr()
 	p.want.noBPF = false
-	p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
-	if before == nil || !before.sameWay(info) {
-		e.log.Info("path is open", zap.String("path", p.target.Name), zap.Stringer("local", info.Local),
-			zap.Stringer("remote", info.Remote), zap.String("interface", info.Interface),
-			zap.Stringer("timestamps", info.Step))
+	p.reason = store.NoReason
+	if p.troubles == 0 && (before == nil || !before.sameWay(info)) {
+		fields := []zap.Field{zap.String("path", p.target.Name), zap.Stringer("local", info.Local),
+			zap.Stringer("remote", info.Remote), zap.String("interface", info.Interface), zap.Stringer("timestamps", info.Step)}
+		if info.Refused != nil {
+			fields = append(fields, zap.NamedError("refused", info.Refused))
+		}
+		e.log.Info("path is open", fields...)
 	}
-	if before == nil {
-		p.reason = store.NoReason
-	}
+	e.refreshLater(p, now)
 	e.cfg.Opened(p.index, info, nil)
+}
+
+// refreshLater has the name and the route of p looked up again in a while, or
+// p opened anew at once if that was asked for meanwhile.
+func (e *Engine) refreshLater(p *path, now int64) {
+	if p.again {
+		p.again = false
+		e.reopen(p)
+		return
+	}
+	p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
+}
+
+// begin sets when p's first probe is due.
+func (e *Engine) begin(p *path, now int64) {
+	p.scheduled, p.due = true, now
+	if !e.cfg.AtOnce {
+		ph := phase(e.cfg.Device, p.target.Name, p.target.Interval)
+		p.due = nextOnGrid(now+e.state.Offset, p.target.Interval, ph) - e.state.Offset
+	}
 }
 
 // retire takes the current flow of p out of use.

@@ -3,7 +3,7 @@
 package probe
 
 import (
-	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/probe/target"
@@ -281,20 +283,18 @@ func TestNameIsResolvedUntilItWorksAndAgainLater(t *testing.T) {
 	// Case 45.
 	bubble(t, func(t *testing.T) {
 		a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.99")
-		s := simulate(t, nil, simTarget("a", time.Second))
+		named := simTarget("a", time.Second)
+		named.Address = "far.example"
+		s := simulate(t, nil, named)
 		attempts := 0
 		begin := time.Now()
 		s.net.opens = func(openRequest) (netip.Addr, error) {
 			attempts++
 			switch {
 			case attempts <= 2:
-				d := down(store.NoRoute, "resolve far.example: no such host")
-				d.transient = true
-				return netip.Addr{}, d
-			case time.Since(begin) < 90*time.Second:
-				return a, nil
+				return netip.Addr{}, down(store.NoRoute, "resolve far.example: no such host")
 			case time.Since(begin) < 150*time.Second:
-				return netip.Addr{}, &downError{reason: store.NoRoute, transient: true, err: errors.New("resolve: timeout")}
+				return a, nil
 			default:
 				return b, nil
 			}
@@ -313,6 +313,70 @@ func TestNameIsResolvedUntilItWorksAndAgainLater(t *testing.T) {
 			t.Errorf("not sent %d, lost %d; want 1 (while the name did not resolve) and 0", c.NotSent[store.NoRoute], c.Lost)
 		}
 	})
+}
+
+func TestNamesThatHangHoldUpNobody(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		targets := []target.Target{simTarget("literal", time.Second)}
+		for i := range 40 {
+			named := simTarget(fmt.Sprintf("name%d", i), time.Second)
+			named.Address = "hangs.example"
+			targets = append(targets, named)
+		}
+		s := simulate(t, func(c *Config) { c.AtOnce = false }, targets...)
+		s.net.hang = func(req openRequest) bool { return req.target.Address == "hangs.example" }
+		s.net.reach = func(p *simProbe) { p.answer(ms) }
+		s.measureFor(t, 30*time.Second)
+		if c := s.counters("literal"); c.Received < 29 {
+			t.Errorf("the literal target got %d replies in 30 s", c.Received)
+		}
+		// The others are counted meanwhile.
+		if c := s.counters("name39"); c.NotSent[store.NoRoute] < 20 {
+			t.Errorf("%d probes to a name that hangs are counted, want more than 20", c.NotSent[store.NoRoute])
+		}
+	})
+}
+
+func TestTroubleHasFewLines(t *testing.T) {
+	// 22 hours of each fault, steady and coming and going.
+	faults := map[string]func(s *simulation, p *simProbe) bool{ // whether it is answered
+		"lost":         func(*simulation, *simProbe) bool { return false },
+		"lost by half": func(_ *simulation, p *simProbe) bool { return p.nth%40 < 20 },
+		"refused now and then": func(s *simulation, p *simProbe) bool {
+			s.net.sending = nil
+			if p.nth%3 == 2 {
+				s.net.sending = down(store.NoBuffer, "no buffer space available")
+				time.AfterFunc(1500*ms, func() { s.net.sending = nil })
+			}
+			return true
+		},
+		"bypassed": func(_ *simulation, p *simProbe) bool {
+			p.answerEdited(ms, func(r *reply) { r.txSource, r.rxSource = store.NoSource, store.User })
+			return false
+		},
+	}
+	for name, answered := range faults {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				core, logged := observer.New(zap.InfoLevel)
+				s := simulate(t, func(c *Config) { c.Logger = zap.New(core) }, simTarget("a", time.Second))
+				begin := time.Now()
+				s.net.reach = func(p *simProbe) {
+					if hour := time.Since(begin) / time.Hour; hour < 1 || hour >= 23 || answered(s, p) {
+						p.answer(ms)
+					}
+				}
+				s.measureFor(t, 24*time.Hour)
+				n := logged.FilterLevelExact(zap.WarnLevel).Len() + logged.FilterLevelExact(zap.ErrorLevel).Len()
+				if n == 0 || logged.Len() > 9 {
+					t.Errorf("%d lines, %d of them warnings; want at most 9, and some", logged.Len(), n)
+				}
+				if name == "lost" && logged.FilterMessage("path works again").Len() != 1 {
+					t.Error("no line says that the trouble is over")
+				}
+			})
+		})
+	}
 }
 
 func TestNewSourcePortAfterLongLoss(t *testing.T) {
@@ -341,6 +405,77 @@ func TestNewSourcePortAfterLongLoss(t *testing.T) {
 		ports := len(s.net.opened)
 		if ports != 2 {
 			t.Errorf("opened %d times, want 2: a new port once", ports)
+		}
+	})
+}
+
+func TestNewSourcePortAlsoAfterASlowRefresh(t *testing.T) {
+	// The fifth loss falls into a refresh that takes long.
+	bubble(t, func(t *testing.T) {
+		named := simTarget("a", time.Second)
+		named.Address = "far.example"
+		s := simulate(t, nil, named)
+		begin := time.Now()
+		var stuck uint16
+		s.net.hang = func(req openRequest) bool { return req.refresh && time.Since(begin) < 90*time.Second }
+		s.net.reach = func(p *simProbe) {
+			port := p.path.flow.Local.Port()
+			if time.Since(begin) < 56*time.Second {
+				stuck = port
+				p.answer(ms)
+			} else if port != stuck {
+				p.answer(ms)
+			}
+		}
+		s.measureFor(t, 5*time.Minute)
+		if got := outcomes(s.samples["a"]); got[len(got)-1].Outcome != store.OnTime {
+			t.Errorf("the last sample is %v, want on time: stuck on the first port", got[len(got)-1])
+		}
+	})
+}
+
+func TestRecordOfWhatTheSlotToldIsNoDuplicate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := simulate(t, count(1), simTarget("a", time.Second))
+		s.net.reach = func(p *simProbe) {
+			var first reply
+			p.answerEdited(ms, func(r *reply) { first = *r })
+			p.answerEdited(5*ms, func(r *reply) { *r = first })
+		}
+		s.measure(t)
+		if c := s.counters("a"); c.Duplicates != 0 || c.Received != 1 {
+			t.Errorf("duplicates %d, received %d; want 0 and 1", c.Duplicates, c.Received)
+		}
+	})
+}
+
+func TestStampFromBeforeTheProbeIsAnothers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := simulate(t, count(1), simTarget("a", time.Second))
+		s.net.step = StepSocket
+		s.net.misnumbered = 20 * ms
+		s.net.reach = func(p *simProbe) { p.answer(ms) }
+		s.measure(t)
+		if got := s.samples["a"][0]; got.TX != store.User || got.RTT != int64(ms) {
+			t.Errorf("tx %s, RTT %s; want user, 1ms", got.TX, time.Duration(got.RTT))
+		}
+	})
+}
+
+func TestWindowHoldsWhatIsCaughtUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		fast := simTarget("a", 10*ms)
+		fast.Timeout, fast.LateWindow = 10*ms, 0
+		s := simulate(t, count(100), fast)
+		s.net.reach = func(p *simProbe) {
+			if p.nth == 10 {
+				time.Sleep(95 * ms) // the scheduler itself
+			}
+			p.answer(ms)
+		}
+		s.measure(t)
+		if c := s.counters("a"); c.Sent != 100 || c.Skipped != 0 {
+			t.Errorf("sent %d, skipped %d; want 100 and 0", c.Sent, c.Skipped)
 		}
 	})
 }

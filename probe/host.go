@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 	"strconv"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/bpf"
@@ -35,8 +35,10 @@ type hostNetwork struct {
 
 	epoll, wakeup int
 	flows         map[int32]*hostFlow // by file descriptor; Engine.mu
-	buf, oob      []byte              // of the epoll loop and settle; Engine.mu
-	stamping      sync.Once           // the kernel stamps received packets
+	keysMu        sync.Mutex
+	keys          map[bpf.Key]*hostFlow // who registered a key with the kernel half last
+	buf, oob      []byte                // of the epoll loop and settle; Engine.mu
+	stamping      sync.Once             // the kernel stamps received packets
 	closeOnce     sync.Once
 }
 
@@ -50,6 +52,7 @@ func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
 		epoll:    -1,
 		wakeup:   -1,
 		flows:    make(map[int32]*hostFlow),
+		keys:     make(map[bpf.Key]*hostFlow),
 		buf:      make([]byte, 1<<16),
 		oob:      make([]byte, 512),
 	}
@@ -71,15 +74,18 @@ func resolverIn(ns *netns.Namespace) *net.Resolver {
 	}
 }
 
-func (n *hostNetwork) run(ctx context.Context) error {
-	var group errgroup.Group
-	if n.wantsBPF() {
-		if dp := n.ladder.load(); dp != nil {
-			group.Go(func() error { return dp.Run(ctx, n.events) })
-		}
+func (n *hostNetwork) run(ctx context.Context) {
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	loops.Go(func() { keep(ctx, n.engine.log, "reading the sockets", n.pollLoop) })
+	if !n.wantsBPF() {
+		return
 	}
-	group.Go(func() error { return n.pollLoop(ctx) })
-	return group.Wait()
+	if dp := n.ladder.load(); dp != nil {
+		loops.Go(func() {
+			keep(ctx, n.engine.log, "reading the ring", func(ctx context.Context) error { return dp.Run(ctx, n.events) })
+		})
+	}
 }
 
 func (n *hostNetwork) wantsBPF() bool {
@@ -178,9 +184,7 @@ func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo
 	}
 	remote, err := n.resolve(ctx, req)
 	if err != nil {
-		d := down(store.NoRoute, "%w", err)
-		d.transient = true
-		return nil, FlowInfo{}, d
+		return nil, FlowInfo{}, down(store.NoRoute, "%w", err)
 	}
 	var f *hostFlow
 	err = n.ns.Do(func() (err error) {
@@ -194,7 +198,7 @@ func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo
 }
 
 // resolve gives the address to probe: the current one as long as the target's
-// name has it.
+// name has it, or does not resolve.
 func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr, error) {
 	host := req.target.Address
 	if a, err := netip.ParseAddr(host); err == nil {
@@ -214,7 +218,10 @@ func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr,
 		network = "ip6"
 	}
 	addrs, err := n.resolver.LookupNetIP(ctx, network, host)
-	if err != nil {
+	switch {
+	case err != nil && req.current.IsValid():
+		return req.current, nil // as good as it was
+	case err != nil:
 		return netip.Addr{}, fmt.Errorf("resolve %s: %w", host, err)
 	}
 	for i := range addrs {
@@ -230,7 +237,7 @@ func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr,
 func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, err error) {
 	t := &req.target
 	var oif int
-	if name := cmpOr(t.Interface, remote.Zone()); name != "" {
+	if name := cmp.Or(t.Interface, remote.Zone(), t.Source.Zone()); name != "" {
 		link, err := netns.LinkByName(name)
 		if err != nil {
 			return nil, down(store.NoInterface, "%w", err)
@@ -275,15 +282,10 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 		return nil, err
 	}
 	switch {
-	case wantsBPF(*t) && !req.noBPF && !f.fragments(t):
-		dev, err := n.ladder.attach(link, t.Attach)
-		if err == nil {
-			err = f.register(dev, t, uint32(oif))
-		}
-		if err == nil {
+	case wantsBPF(*t):
+		if f.info.Refused = n.openBPF(f, req, link, oif); f.info.Refused == nil {
 			break
 		}
-		f.info.Refused = err
 		fallthrough
 	case t.Timestamps != target.TimestampsUser:
 		if err := f.stampOnSocket(); err != nil {
@@ -295,11 +297,19 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 	return f, n.watch(f)
 }
 
-func cmpOr(a, b string) string {
-	if a != "" {
-		return a
+// openBPF has the kernel half stamp the packets of f, or says why it cannot.
+func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif int) error {
+	if req.noBPF {
+		return errors.New("replies bypass the kernel half")
 	}
-	return b
+	if err := f.unreadable(&req.target); err != nil {
+		return err
+	}
+	dev, err := n.ladder.attach(link, req.target.Attach)
+	if err != nil {
+		return err
+	}
+	return f.register(dev, &req.target, uint32(oif))
 }
 
 // unchanged reports whether the path's flow still leaves by that interface.

@@ -121,6 +121,7 @@ func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.forget(link)
 	l.names[link.Index] = link.Name
 	steps := []Step{StepTCX, StepClsact}
 	switch want {
@@ -142,11 +143,6 @@ func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
 			hook = bpf.Clsact
 		}
 		key := deviceKey{link.Index, step}
-		if old := l.devices[key]; old != nil {
-			// Its interface is gone; what is left to close is ours alone.
-			_ = old.attachment.Close()
-			delete(l.devices, key)
-		}
 		a, err := dp.Attach(bpf.Device{Index: link.Index, Name: link.Name, LinkHeader: header}, hook, filters{})
 		if err == nil {
 			dev := &device{datapath: dp, step: step, attachment: a}
@@ -168,6 +164,24 @@ func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
 		errs[i] = r.Err
 	}
 	return nil, errors.Join(errs...)
+}
+
+// forget closes what was attached to interfaces that are gone, and what is
+// known of an earlier interface with the name of link.
+func (l *ladder) forget(link netns.Link) {
+	for key, dev := range l.devices {
+		if !dev.attachment.Alive() || l.names[key.ifindex] == link.Name && key.ifindex != link.Index {
+			// Its interface is gone; what is left to close is ours alone.
+			_ = dev.attachment.Close()
+			delete(l.devices, key)
+		}
+	}
+	for ifindex, name := range l.names {
+		if name == link.Name && ifindex != link.Index {
+			delete(l.names, ifindex)
+			delete(l.refused, ifindex)
+		}
+	}
 }
 
 // sweep removes filters that a killed process of ours left on the interface.

@@ -15,9 +15,8 @@ import (
 // network is all that the engine needs from the host: the kernel's one is
 // hostNetwork, tests simulate another.
 type network interface {
-	// start begins to read what arrives and to hand it to the engine, until
-	// ctx ends; it returns when everything it started has ended.
-	run(ctx context.Context) error
+	// run reads what arrives and hands it to the engine, until ctx ends.
+	run(ctx context.Context)
 	// open makes a way to the target of req. It may block, up to ctx.
 	// A *downError says that the path cannot be used for now.
 	open(ctx context.Context, req openRequest) (flow, FlowInfo, error)
@@ -28,6 +27,9 @@ type network interface {
 // flow sends one path's probes. Its methods are called with Engine.mu held
 // and do not block.
 type flow interface {
+	// ready is asked before a probe is dated and sent. A *downError says why
+	// it cannot leave.
+	ready() error
 	// send transmits one probe. A *downError says why it could not leave.
 	send(packet []byte, seq uint32) error
 	// settle is the last look at what the kernel knows of a probe without a
@@ -57,9 +59,9 @@ var errUnchanged = errors.New("address unchanged")
 // downError says why a path or probe could not be sent.
 type downError struct {
 	reason store.Reason
-	// transient: what was open before is still good.
-	transient bool
-	err       error
+	// reopen: the flow is no good any more.
+	reopen bool
+	err    error
 }
 
 func (e *downError) Error() string { return e.err.Error() }

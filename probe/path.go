@@ -26,6 +26,10 @@ const (
 	// reopenAhead how long before a probe the attempt is made.
 	reopenEvery = 100 * time.Millisecond
 	reopenAhead = 50 * time.Millisecond
+	// tellAgain is the time between two lines about one fault.
+	tellAgain = 4 * time.Hour
+	// troubleOver is how long a path has to work until its trouble is over.
+	troubleOver = time.Minute
 	// resolveEvery is how often a host name is looked up while it is in use.
 	resolveEvery = time.Minute
 )
@@ -46,18 +50,23 @@ type path struct {
 	nextSeq    uint32 // RFC 4737 NextExp: one beyond the highest reply so far
 
 	flow     *openFlow    // nil while the path cannot be used
-	reason   store.Reason // why probes cannot be sent; told once
-	silent   bool         // nothing comes back; told once
+	reason   store.Reason // why there is no flow
 	bypasses int          // flows given up because replies bypassed the kernel half
 
 	scheduled bool
 	due       int64  // CLOCK_MONOTONIC of the next probe, once scheduled
 	remaining uint64 // probes still to send
 
+	literal  bool  // the target's address needs no lookup
+	beginBy  int64 // CLOCK_MONOTONIC at which it is scheduled, open or not
 	opening  bool
+	again    bool  // to be opened anew when the present attempt is over
 	openedAt int64 // CLOCK_MONOTONIC of the last attempt to open; 0: none yet
 	reopenAt int64 // CLOCK_MONOTONIC of the next attempt to open; 0: none
 	want     openRequest
+
+	troubles                               uint64 // since it last worked
+	troubleSince, troubleLast, troubleTold time.Time
 
 	wake     int64 // CLOCK_MONOTONIC at which the path wants the scheduler
 	heapSlot int
@@ -127,6 +136,8 @@ func newPath(t target.Target, index int, count uint64) (*path, error) {
 	}
 	p.mask = uint32(len(p.window) - 1)
 	p.next, p.nextSeq = p.head, p.head
+	_, err = netip.ParseAddr(t.Address)
+	p.literal = err == nil
 	p.counters.NotSent = make(map[store.Reason]uint64)
 	return p, nil
 }
@@ -205,6 +216,9 @@ func (p *path) plan() {
 	}
 	if pr := p.oldest(); pr != nil {
 		p.wake = min(p.wake, pr.sent+int64(p.target.Expiry()))
+	}
+	if !p.scheduled && p.remaining > 0 && p.beginBy != 0 {
+		p.wake = min(p.wake, p.beginBy)
 	}
 	if p.reopenAt != 0 && !p.opening && p.remaining > 0 {
 		p.wake = min(p.wake, p.reopenAt)

@@ -13,12 +13,12 @@ import (
 
 // probe is one test packet from sending until its outcome is final.
 type probe struct {
-	seq  uint32
-	wire twamp.Timestamp // T1 as written into the packet: the nonce of its reply
-	flow *openFlow       // nil if it was not sent
-	done bool            // the outcome below is final
-	sent int64           // CLOCK_MONOTONIC just before sending, or of the attempt
-	tx   stamp
+	seq    uint32
+	wire   twamp.Timestamp // T1 as written into the packet: the nonce of its reply
+	flow   *openFlow       // nil if it was not sent
+	done   bool            // the outcome below is final
+	sent   int64           // CLOCK_MONOTONIC just before sending, or of the attempt
+	tx, rx stamp
 	// txSource and rxSource are NoSource until a stamp is there.
 	txSource store.Source
 	rxSource store.Source

@@ -70,8 +70,9 @@ func (r *Recorder) Run(ctx context.Context) error {
 	dropping := false
 	var maintained time.Time
 	for {
+		last := ctx.Err() != nil
 		err := r.commit()
-		if err == nil && time.Since(maintained) >= maintainEvery {
+		if err == nil && !last && time.Since(maintained) >= maintainEvery {
 			maintained = time.Now()
 			if err = r.cfg.Log.Maintain(); err != nil {
 				err = fmt.Errorf("maintain store: %w", err)
@@ -95,7 +96,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 			r.log.Error("samples were dropped for want of memory", zap.Uint64("samples", dropped))
 		}
 		r.cfg.Beat(r.cfg.Interval)
-		if ctx.Err() != nil {
+		if last {
 			return err
 		}
 		select {

@@ -38,12 +38,23 @@ func TestRingDropsTheOldestAndCounts(t *testing.T) {
 		t.Errorf("oldest (-want +got):\n%s", diff)
 	}
 	// Between Peek and Discard one of them is overwritten: it was taken, so
-	// that nothing is lost but what the count says.
+	// that nothing is lost.
 	r.Put(0, store.Sample{Mono: 130})
 	r.Discard(upTo)
+	if r.Dropped() != 30 {
+		t.Errorf("dropped %d, want 30: the overwritten one was taken", r.Dropped())
+	}
 	got, _ = r.Peek(nil, 1)
 	if diff := cmp.Diff([]int64{33}, monos(got)); diff != "" {
 		t.Errorf("after discard (-want +got):\n%s", diff)
+	}
+	// Overwritten after a Peek whose taker failed, they are gone.
+	for i := range int64(5) {
+		r.Put(0, store.Sample{Mono: 131 + i})
+	}
+	r.Peek(nil, 1)
+	if want := uint64(30 + 5 - 2); r.Dropped() != want {
+		t.Errorf("dropped %d, want %d", r.Dropped(), want)
 	}
 }
 
@@ -72,6 +83,7 @@ type fakeLog struct {
 	fail      error
 	records   []store.Record
 	registers int
+	maintain  func()
 }
 
 func (l *fakeLog) Register(name string, _ map[string]string) (store.Path, error) {
@@ -79,7 +91,12 @@ func (l *fakeLog) Register(name string, _ map[string]string) (store.Path, error)
 	return store.Path{ID: store.PathID(l.registers), Name: name}, nil
 }
 func (l *fakeLog) SetOffset(store.Offset) {}
-func (l *fakeLog) Maintain() error        { return nil }
+func (l *fakeLog) Maintain() error {
+	if l.maintain != nil {
+		l.maintain()
+	}
+	return nil
+}
 func (l *fakeLog) Append(b []store.Record) error {
 	if l.fail != nil {
 		return l.fail
@@ -162,6 +179,23 @@ func TestRecorderSaysWhatMemoryCouldNotHold(t *testing.T) {
 			t.Errorf("%d lines, %d with the count; want at most 4, 1: %v", logged.Len(), said, logged.All())
 		}
 	})
+}
+
+func TestRecorderCommitsWhatComesDuringTheLastPass(t *testing.T) {
+	ring := NewRing(10)
+	ctx, cancel := context.WithCancel(t.Context())
+	log := &fakeLog{}
+	log.maintain = func() { // the stop, and a last sample, come meanwhile
+		ring.Put(0, store.Sample{Mono: 1})
+		cancel()
+	}
+	r := NewRecorder(RecorderConfig{
+		Ring: ring, Log: log, Targets: []target.Target{simTarget("a", time.Second)},
+		Clock: func() ClockState { return ClockState{} }, Interval: time.Second,
+	})
+	if err := r.Run(ctx); err != nil || len(log.records) != 1 || ring.Len() != 0 {
+		t.Errorf("Run = %v with %d stored and %d in memory; want nil, 1, 0", err, len(log.records), ring.Len())
+	}
 }
 
 func TestRecorderReportsAFailedLastCommit(t *testing.T) {

@@ -507,11 +507,23 @@ func (r *Reflector) count(ifindex int, result Result) {
 func (r *Reflector) Counts() []ReflectorCount {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// An interface made anew has the name of the one before.
+	named := make(map[string]*[resultMax]uint64)
+	for ifindex, counts := range r.counts {
+		sum := named[r.names[ifindex]]
+		if sum == nil {
+			sum = new([resultMax]uint64)
+			named[r.names[ifindex]] = sum
+		}
+		for result, n := range counts {
+			sum[result] += n
+		}
+	}
 	var out []ReflectorCount
-	for _, ifindex := range slices.Sorted(maps.Keys(r.counts)) {
-		for result, n := range r.counts[ifindex] {
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		for result, n := range named[name] {
 			if n > 0 {
-				out = append(out, ReflectorCount{r.names[ifindex], Result(result), n})
+				out = append(out, ReflectorCount{name, Result(result), n})
 			}
 		}
 	}

@@ -24,6 +24,8 @@ type Ring struct {
 	mu          sync.Mutex
 	buf         []Measured // grows up to capacity as it is needed
 	first, next uint64     // numbers of the oldest sample held, and of the next to come
+	peeked      uint64     // the taker has seen the samples below this number
+	overwritten uint64     // of those, so many since: dropped unless they are discarded
 	dropped     uint64
 }
 
@@ -44,6 +46,9 @@ func (r *Ring) Put(path int, s store.Sample) {
 			grown[n%uint64(len(grown))] = r.buf[n%uint64(len(r.buf))]
 		}
 		r.buf = grown
+	case r.first < r.peeked:
+		r.first++
+		r.overwritten++
 	default:
 		r.first++
 		r.dropped++
@@ -64,11 +69,15 @@ func (r *Ring) Filled() <-chan struct{} { return r.filled }
 func (r *Ring) Peek(dst []Measured, max int) ([]Measured, uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// What was seen before and not discarded was not taken.
+	r.dropped += r.overwritten
+	r.overwritten = 0
 	n := r.first
 	for ; n != r.next && max > 0; n++ {
 		dst = append(dst, r.buf[n%uint64(len(r.buf))])
 		max--
 	}
+	r.peeked = n
 	return dst, n
 }
 
@@ -76,9 +85,8 @@ func (r *Ring) Peek(dst []Measured, max int) ([]Measured, uint64) {
 func (r *Ring) Discard(upTo uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if upTo > r.first { // some of them may have been overwritten meanwhile
-		r.first = upTo
-	}
+	r.overwritten = 0
+	r.first = max(r.first, upTo)
 }
 
 // Dropped is how many samples were overwritten before anybody took them.

@@ -76,6 +76,10 @@ type simNetwork struct {
 	reach func(p *simProbe)
 	// opens is asked at each open; nil: it works.
 	opens func(req openRequest) (netip.Addr, error)
+	// hang lets an open wait until its deadline.
+	hang func(req openRequest) bool
+	// misnumbered is how old the stamps of departures are.
+	misnumbered time.Duration
 	// gone makes the interface vanish.
 	gone bool
 
@@ -121,10 +125,17 @@ func (p *simProbe) answerEdited(after time.Duration, edit func(*reply)) {
 	})
 }
 
-func (n *simNetwork) run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (n *simNetwork) close() error                  { n.wait.Wait(); return nil }
+func (n *simNetwork) run(ctx context.Context) { <-ctx.Done() }
+func (n *simNetwork) close() error            { n.wait.Wait(); return nil }
 
-func (n *simNetwork) open(_ context.Context, req openRequest) (flow, FlowInfo, error) {
+func (n *simNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo, error) {
+	if n.hang != nil && n.hang(req) {
+		<-ctx.Done()
+		if req.current.IsValid() {
+			return nil, FlowInfo{}, errUnchanged
+		}
+		return nil, FlowInfo{}, down(store.NoRoute, "resolve: %w", ctx.Err())
+	}
 	n.engine.mu.Lock()
 	defer n.engine.mu.Unlock()
 	n.opened = append(n.opened, req)
@@ -169,7 +180,7 @@ func (f *simFlow) send(packet []byte, seq uint32) error {
 		nth: int(f.path.counters.Sent),
 	}
 	if n.step == StepSocket {
-		n.engine.transmitted(f.path, seq, stamp{ns: p.sent + n.engine.clock.offset().ns, wall: true}, store.Socket)
+		n.engine.transmitted(f.path, seq, stamp{ns: p.sent - int64(n.misnumbered) + n.engine.clock.offset().ns, wall: true}, store.Socket)
 	}
 	if n.reach != nil {
 		n.reach(p)
@@ -178,6 +189,7 @@ func (f *simFlow) send(packet []byte, seq uint32) error {
 }
 
 func (f *simFlow) settle(*probe) {}
+func (f *simFlow) ready() error  { return nil }
 func (f *simFlow) alive() bool   { return !f.net.gone }
 func (f *simFlow) close() {
 	if f.closed {

@@ -48,8 +48,9 @@ type hostFlow struct {
 // checksum would cost too much there.
 const maxBPFPayload = 1500
 
-// drainErrorsAtMost ends a drain whose socket reports nothing but errors.
-const drainErrorsAtMost = 16
+// drainAtMost is how many packets are read from one socket in a row. What is
+// left makes it readable again at once.
+const drainAtMost = 256
 
 const (
 	// carrierEvery is the time between two looks for a carrier.
@@ -127,7 +128,7 @@ func (f *hostFlow) connect(t *target.Target, oif int) error {
 			return down(reasonOf(err), "bind to interface %s: %w", t.Interface, err)
 		}
 	}
-	if err := f.bind(t); err != nil {
+	if err := f.bind(t, oif); err != nil {
 		return down(reasonOf(err), "bind to %s: %w", netip.AddrPortFrom(sourceOf(t, remote), t.SourcePort), err)
 	}
 	if err := unix.Connect(fd, sockaddr(f.info.Remote, oif)); err != nil {
@@ -143,19 +144,24 @@ func (f *hostFlow) connect(t *target.Target, oif int) error {
 
 // bind takes the target's source address and port, or a random port: a reply
 // to an earlier run of this program must not find a socket.
-func (f *hostFlow) bind(t *target.Target) error {
+func (f *hostFlow) bind(t *target.Target, oif int) error {
 	source := sourceOf(t, f.info.Remote.Addr())
 	if t.SourcePort != 0 {
-		return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, t.SourcePort), 0))
+		// Shared with the flows to other targets, and with the one that this
+		// flow replaces: all are connected, which tells their replies apart.
+		if err := unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+		return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, t.SourcePort), oif))
 	}
 	for range 16 {
 		port := uint16(firstPort + rand.N(lastPort-firstPort+1))
-		err := unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, port), 0))
+		err := unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, port), oif))
 		if !errors.Is(err, unix.EADDRINUSE) {
 			return err
 		}
 	}
-	return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, 0), 0))
+	return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, 0), oif))
 }
 
 func sourceOf(t *target.Target, remote netip.Addr) netip.Addr {
@@ -191,19 +197,22 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	}
 }
 
-// fragments reports whether probes of this size would leave in fragments, or
-// are beyond what the kernel half reads.
-func (f *hostFlow) fragments(t *target.Target) bool {
+// unreadable says why the kernel half could not read probes of this size: they
+// would leave in fragments, or their checksum would cost too much there.
+func (f *hostFlow) unreadable(t *target.Target) error {
 	size := t.PayloadSize()
 	if size > maxBPFPayload {
-		return true
+		return fmt.Errorf("%d bytes are more than the %d that the kernel half reads", size, maxBPFPayload)
 	}
 	level, opt, headers := unix.IPPROTO_IPV6, unix.IPV6_MTU, 40+8
 	if f.info.Remote.Addr().Is4() {
 		level, opt, headers = unix.IPPROTO_IP, unix.IP_MTU, 20+8
 	}
 	mtu, err := unix.GetsockoptInt(f.fd, level, opt)
-	return err == nil && size+headers > mtu && !t.DontFragment
+	if err == nil && size+headers > mtu && !t.DontFragment {
+		return fmt.Errorf("%d bytes leave in fragments at an MTU of %d", size, mtu)
+	}
+	return nil
 }
 
 // register lets the kernel half stamp and match this flow's packets.
@@ -213,6 +222,9 @@ func (f *hostFlow) register(dev *device, t *target.Target, demanded uint32) erro
 	}
 	f.key = bpf.Key{Local: f.info.Local, Remote: f.info.Remote}
 	f.slotBase = f.path.slotBase
+	n := f.network
+	n.keysMu.Lock()
+	defer n.keysMu.Unlock()
 	err := dev.datapath.SetPath(f.key, bpf.Path{
 		ID:        uint32(f.path.index),
 		SlotBase:  f.slotBase,
@@ -224,52 +236,65 @@ func (f *hostFlow) register(dev *device, t *target.Target, demanded uint32) erro
 	if err != nil {
 		return fmt.Errorf("register flow with the kernel half: %w", err)
 	}
+	n.keys[f.key] = f
 	f.datapath = dev.datapath
 	f.info.Step = dev.step
 	return nil
 }
 
+// unregister undoes register, unless another flow has the key by now.
+func (f *hostFlow) unregister() {
+	n := f.network
+	n.keysMu.Lock()
+	defer n.keysMu.Unlock()
+	if n.keys[f.key] == f {
+		delete(n.keys, f.key)
+		// Fails only if the entry is gone already.
+		_ = f.datapath.DeletePath(f.key)
+	}
+}
+
 const (
-	txTimestamping = unix.SOF_TIMESTAMPING_TX_SOFTWARE | unix.SOF_TIMESTAMPING_OPT_TSONLY
+	txTimestamping = unix.SOF_TIMESTAMPING_TX_SOFTWARE | unix.SOF_TIMESTAMPING_OPT_TSONLY | unix.SOF_TIMESTAMPING_OPT_ID
 	rxTimestamping = unix.SOF_TIMESTAMPING_RX_SOFTWARE | unix.SOF_TIMESTAMPING_SOFTWARE
 )
 
 // stampOnSocket asks the kernel to stamp this socket's packets
-// (SO_TIMESTAMPING; OPT_TSONLY since Linux 4.0).
+// (SO_TIMESTAMPING; OPT_TSONLY since Linux 4.0). It numbers the stamps of what
+// is sent by OPT_ID.
 func (f *hostFlow) stampOnSocket() error {
 	// Without the right to go beyond net.core.rmem_max, that much has to do.
 	if unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
 		_ = unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	}
-	f.sent = make([]uint32, len(f.path.window))
-	if err := f.restartIDs(); err != nil {
-		return err
+	if err := unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, txTimestamping|rxTimestamping); err != nil {
+		return fmt.Errorf("set SO_TIMESTAMPING: %w", err)
 	}
+	f.sent = make([]uint32, len(f.path.window))
 	f.network.stamping.Do(func() { time.Sleep(stampingStarts) })
 	return nil
 }
 
-// restartIDs lets the kernel number this socket's stamps from 0 again: its
-// count starts when OPT_ID is turned on.
-func (f *hostFlow) restartIDs() error {
-	f.nextID = 0
-	for _, flags := range []int{txTimestamping | rxTimestamping, txTimestamping | rxTimestamping | unix.SOF_TIMESTAMPING_OPT_ID} {
-		if err := unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, flags); err != nil {
-			return fmt.Errorf("set SO_TIMESTAMPING: %w", err)
-		}
+// ready reports a carrier that is missing.
+func (f *hostFlow) ready() error {
+	if f.carrier() {
+		return nil
 	}
-	return nil
+	return down(store.NoCarrier, "send to %s: interface %s has no carrier", f.info.Remote, f.info.Interface)
 }
 
 // send transmits one probe. An error that the socket holds belongs to an
 // earlier probe (ICMP, RFC 1122 4.1.3.3) and is cleared first; one that comes
 // up in between may too, so such a send is tried once more.
 func (f *hostFlow) send(packet []byte, seq uint32) error {
-	if !f.carrier() {
-		return down(store.NoCarrier, "send to %s: interface %s has no carrier", f.info.Remote, f.info.Interface)
-	}
 	_, _ = unix.GetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	err := unix.Send(f.fd, packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	// Kernels differ in whether a failed send uses up a number. Without the
+	// numbers, stamps are of no use: let the path have a fresh socket.
+	unnumbered := err != nil && f.sent != nil
+	if unnumbered {
+		f.sent = nil
+	}
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EPROTO) {
 		err = unix.Send(f.fd, packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	}
@@ -278,19 +303,18 @@ func (f *hostFlow) send(packet []byte, seq uint32) error {
 			f.sent[f.nextID%uint32(len(f.sent))] = seq
 			f.nextID++
 		}
+		if unnumbered {
+			f.network.engine.reopen(f.path)
+		}
 		return nil
 	}
 	reason := reasonOf(err)
 	if reason == store.NoBuffer && f.changingCarrier() {
 		reason = store.NoCarrier
 	}
-	if f.sent != nil {
-		// The kernel may have numbered the failed packet.
-		if restart := f.restartIDs(); restart != nil {
-			err = errors.Join(err, restart)
-		}
-	}
-	return down(reason, "send to %s: %w", f.info.Remote, err)
+	d := down(reason, "send to %s: %w", f.info.Remote, err)
+	d.reopen = unnumbered
+	return d
 }
 
 // reasonOf says why the kernel would not take a packet.
@@ -311,27 +335,37 @@ func reasonOf(err error) store.Reason {
 	}
 }
 
-// carrier reports whether the flow's interface had a carrier at the last look,
-// at most carrierEvery ago: the kernel takes packets without one and drops them
-// without a word (noop_qdisc). It is asked on the socket, whose namespace is
-// the right one.
+// carrier reports whether the flow's interface was up and running at the last
+// look, at most carrierEvery ago: the kernel takes packets without a carrier
+// and drops them without a word (noop_qdisc). It is asked on the socket, whose
+// namespace is the right one; this takes none of the kernel's big locks.
 func (f *hostFlow) carrier() bool {
 	now := f.network.engine.clock.mono()
-	if f.lookedAt == 0 || now-f.lookedAt >= int64(carrierEvery) || now-f.withoutAt < int64(carrierEvery) {
-		f.lookedAt = now
-		if !hasCarrier(f.fd, f.info.Interface) {
-			f.withoutAt = now
-		}
+	if now-f.lookedAt < int64(carrierEvery) && now-f.withoutAt >= int64(carrierEvery) {
+		return true
 	}
-	return f.withoutAt != f.lookedAt
+	f.lookedAt = now
+	ifr, err := unix.NewIfreq(f.info.Interface)
+	if err != nil || unix.IoctlIfreq(f.fd, unix.SIOCGIFFLAGS, ifr) != nil {
+		return true // gone altogether: sending will say so
+	}
+	const running = unix.IFF_UP | unix.IFF_RUNNING
+	if ifr.Uint16()&running == running {
+		return true
+	}
+	f.withoutAt = now
+	return false
 }
 
 // changingCarrier reports whether a refusal for want of buffers comes from the
-// carrier: for a while after it is back, the kernel's queue is still the one
-// that refuses everything.
+// carrier. The driver knows that it is gone before the interface's flags do,
+// and when it is back, the kernel's queue refuses everything for a while.
 func (f *hostFlow) changingCarrier() bool {
-	f.lookedAt = 0
-	return !f.carrier() || f.withoutAt != 0 && f.lookedAt-f.withoutAt < int64(carrierSettles)
+	now := f.network.engine.clock.mono()
+	if !hasCarrier(f.fd, f.info.Interface) {
+		f.withoutAt = now
+	}
+	return f.withoutAt != 0 && now-f.withoutAt < int64(carrierSettles)
 }
 
 // hasCarrier asks the driver, which knows before the interface's flags do; an
@@ -390,7 +424,7 @@ func (f *hostFlow) slot(seq uint32, wire twamp.Timestamp) (bpf.Event, bool) {
 func (f *hostFlow) drain() {
 	f.drainErrors()
 	n := f.network
-	for errs := 0; errs < drainErrorsAtMost; {
+	for range drainAtMost {
 		size, oobn, _, _, err := unix.Recvmsg(f.fd, n.buf, n.oob, unix.MSG_DONTWAIT)
 		switch {
 		case err == nil:
@@ -398,14 +432,13 @@ func (f *hostFlow) drain() {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EBADF):
 			return
 		default: // an ICMP error, reported once: the probe is simply not answered
-			errs++
 		}
 	}
 }
 
 func (f *hostFlow) drainErrors() {
 	n := f.network
-	for {
+	for range drainAtMost {
 		_, oobn, _, _, err := unix.Recvmsg(f.fd, n.buf, n.oob, unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 		if err != nil {
 			return
@@ -423,7 +456,7 @@ func (f *hostFlow) drainErrors() {
 				id = binary.NativeEndian.Uint32(data[12:])
 			}
 		})
-		if ours && sent.ns != 0 && f.sent != nil && f.nextID-id <= uint32(len(f.sent)) {
+		if ours && sent.ns != 0 && f.sent != nil && f.nextID-id-1 < uint32(len(f.sent)) {
 			n.engine.transmitted(f.path, f.sent[id%uint32(len(f.sent))], sent, store.Socket)
 		}
 	}
@@ -480,8 +513,7 @@ func (f *hostFlow) close() {
 // closeLocked closes what the flow holds; it is not, or no longer, watched.
 func (f *hostFlow) closeLocked() {
 	if f.datapath != nil {
-		// Fails only if the entry is gone already.
-		_ = f.datapath.DeletePath(f.key)
+		f.unregister()
 		f.datapath = nil
 	}
 	if f.fd >= 0 {

@@ -446,6 +446,7 @@ func (c *config) checkTargets(bad func(key, format string, args ...any)) {
 		return
 	}
 	first := make(map[string]int)
+	flows := make(map[string]int)
 	for i, tc := range c.Targets {
 		prefix := fmt.Sprintf("targets[%d].", i)
 		t, err := c.target(tc)
@@ -458,6 +459,14 @@ func (c *config) checkTargets(bad func(key, format string, args ...any)) {
 			bad(prefix+"name", "%q: targets[%d] has this name already", t.Name, j)
 		} else {
 			first[t.Name] = i
+		}
+		if t.SourcePort != 0 {
+			// Replies to two such targets could not be told apart.
+			flow := fmt.Sprintf("%s %d %s %d %s", t.Source, t.SourcePort, t.Address, t.Port, t.Interface)
+			if j, ok := flows[flow]; ok {
+				bad(prefix+"source_port", "%d: targets[%d] has the same address, port, source and source port", t.SourcePort, j)
+			}
+			flows[flow] = i
 		}
 	}
 }

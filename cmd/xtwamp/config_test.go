@@ -126,6 +126,9 @@ func TestConfigErrors(t *testing.T) {
 		{"a fault of all targets, once", "probe:\n  dscp: 64\n" + target + "}\n- {name: b, address: 192.0.2.2}\n", []string{
 			`c.yml:2: probe.dscp: 64: expected 0 to 63`,
 		}},
+		{"the same flow", "probe: {source_port: 5000}\n" + target + "}\n- {name: b, address: 192.0.2.2}\n- {name: c, address: 192.0.2.1}\n", []string{
+			`c.yml:5: targets[2].source_port: 5000: targets[0] has the same address, port, source and source port`,
+		}},
 		{"a source that is none", target + ", source: eth0}\n", []string{`c.yml:2: targets[0].source: "eth0": expected an IP address`}},
 		{"profile", target + ", profile: owamp}\n", []string{`c.yml:2: targets[0].profile: "owamp": expected stamp, twamp-light or doublezero`}},
 		{"listen address", "web:\n  listen:\n  - localhost\n", []string{`c.yml:3: web.listen[0]: "localhost": expected address:port, or :port for every address`}},

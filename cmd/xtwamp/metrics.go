@@ -5,6 +5,7 @@ package main
 import (
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -63,7 +64,7 @@ var (
 	descClockSteps    = desc("clock_steps_total", "Steps of the wall clock that were seen.")
 	descUnmatched     = desc("unmatched_packets_total", "Packets on probe sockets that answer no probe in flight.")
 	descCollectErrors = desc("collection_errors_total", "Sources of metrics that could not be read.")
-	degradedReasons   = []string{"no_space", "corrupt", "failed", "closed"}
+	degradedReasons   = []string{"no_space", "corrupt", "failed", "not_open"}
 	reflectorMode     = "socket"
 	memoryFull        = "memory_full"
 	storeSink         = "store"
@@ -110,7 +111,7 @@ func (d *daemon) newRegistry(targets []target.Target) *prometheus.Registry {
 // collector reads everything but histograms when it is scraped.
 type collector struct {
 	daemon *daemon
-	errors uint64
+	errors atomic.Uint64
 }
 
 // Describe says nothing: what there is depends on what has happened
@@ -142,7 +143,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, l := range d.loops.status() {
 		gauge(descLoopOverdue, truth(l.Overdue), l.Name)
 	}
-	counter(descCollectErrors, c.errors)
+	counter(descCollectErrors, c.errors.Load())
 }
 
 type (
@@ -207,7 +208,7 @@ func (c *collector) collectProbe(counter counterFunc, gauge gaugeFunc) {
 
 func (c *collector) collectStore(counter counterFunc, gauge gaugeFunc) {
 	d := c.daemon
-	why := "closed"
+	why := "not_open"
 	if r := d.recorder.Load(); r != nil {
 		why = r.Degraded()
 	}
@@ -257,7 +258,7 @@ func moment(gauge gaugeFunc, d *prometheus.Desc, t time.Time, labels ...string) 
 }
 
 func (c *collector) failed(what string, err error) {
-	c.errors++
+	c.errors.Add(1)
 	c.daemon.log.Debug("cannot read metrics", zap.String("of", what), zap.Error(err))
 }
 

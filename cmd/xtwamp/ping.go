@@ -119,7 +119,7 @@ func ping(ctx context.Context, e env, o pingOptions) error {
 	}
 	ring := probe.NewRing(1 << 16)
 	p := newPinger(e.stdout, t, o.asJSON, o.quiet)
-	opened := make(chan probe.FlowInfo, 1)
+	opened, everOpen := make(chan probe.FlowInfo, 1), false
 	engine, err := probe.New(probe.Config{
 		Targets:   []target.Target{t},
 		Namespace: ns,
@@ -131,13 +131,13 @@ func ping(ctx context.Context, e env, o pingOptions) error {
 			if err == nil && t.Timestamps == target.TimestampsBPF && info.Refused != nil {
 				err = info.Refused
 			}
-			if err != nil {
-				cancel(usage(err)) // no effect once the path was open
-				return
-			}
-			select {
-			case opened <- info:
+			switch {
+			case everOpen: // an outage is what is to be seen
+			case err != nil:
+				cancel(usage(err))
 			default:
+				everOpen = true
+				opened <- info
 			}
 		},
 		Logger: log,
@@ -293,7 +293,7 @@ func (p *pinger) end(c probe.Counters) error {
 		for _, extra := range []struct {
 			n    uint64
 			what string
-		}{{c.Late, "late"}, {notSent, "not sent"}, {c.Unknown, "unknown"}, {c.Duplicates, "duplicates"}, {c.Reordered, "reordered"}} {
+		}{{c.Late, "late"}, {notSent, "not sent"}, {c.Skipped, "skipped"}, {c.Unknown, "unknown"}, {c.Duplicates, "duplicates"}, {c.Reordered, "reordered"}} {
 			if extra.n > 0 {
 				p.printf(", %d %s", extra.n, extra.what)
 			}
@@ -303,7 +303,7 @@ func (p *pinger) end(c probe.Counters) error {
 	switch {
 	case p.err != nil:
 		return usage(fmt.Errorf("print: %w", p.err))
-	case c.Sent == 0 || c.Received < c.Sent || notSent > 0:
+	case c.Sent == 0 || c.Received < c.Sent || notSent+c.Skipped > 0:
 		return &exitError{code: 1}
 	}
 	return nil

@@ -177,11 +177,28 @@ func TestPingExitCodes(t *testing.T) {
 		{[]string{"192.0.2.1"}, "no route"},
 		{[]string{"-I", "eth9", "10.1.0.2"}, "eth9"},
 		{[]string{"no-such-host.invalid"}, "resolve no-such-host.invalid"},
+		{[]string{"--timestamps", "bpf", "--size", "2000", "10.1.0.2"}, "2000 bytes are more than the 1500 that the kernel half reads"},
+		{[]string{"--timestamps", "bpf", "--size", "1473", "10.1.0.2"}, "1473 bytes leave in fragments at an MTU of 1500"},
 	} {
 		code, out, errs := invoke(t, append([]string{"ping", "--netns", near.Name, "-c", "3"}, tt.args...)...)
 		if code != 2 || out != "" || !strings.Contains(errs, tt.want) || strings.Count(errs, "\n") != 1 {
 			t.Errorf("%v: exit %d, stdout %q, stderr %q; want 2 and one line about %q", tt.args, code, out, errs, tt.want)
 		}
+	}
+}
+
+func TestPingGoesOnThroughAnOutage(t *testing.T) {
+	near, far := twoHosts(t)
+	reflectingIn(t, far)
+	out, errs, stop := background(t, "ping", "--netns", near.Name, "-c", "0", "-i", "20ms", "--timeout", "100ms", "-I", "eth1", "10.1.0.2")
+	awaitState(t, "replies", func() bool { return strings.Count(out.String(), "rtt=") > 5 })
+	near.Exec(t, "ip", "addr", "del", "10.1.0.1/24", "dev", "eth1")
+	awaitState(t, "probes that are not sent", func() bool { return strings.Contains(out.String(), "not_sent (") })
+	n := strings.Count(out.String(), "rtt=")
+	near.Exec(t, "ip", "addr", "add", "10.1.0.1/24", "dev", "eth1")
+	awaitState(t, "replies again", func() bool { return strings.Count(out.String(), "rtt=") > n+5 })
+	if code := stop(); code != 1 || errs.String() != "" {
+		t.Errorf("exit %d, stderr %q; want 1 and nothing", code, errs)
 	}
 }
 

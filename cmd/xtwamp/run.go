@@ -110,6 +110,12 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		loops:      newLoops(),
 		addresses:  make(map[int]netip.Addr),
 	}
+	for i, t := range targets {
+		// Whoever has an address gets answers from the start.
+		if a, err := netip.ParseAddr(t.Address); err == nil {
+			d.addresses[i] = a
+		}
+	}
 	d.registry = d.newRegistry(targets)
 	perSecond := 0.0
 	for _, t := range targets {
@@ -149,17 +155,14 @@ func (d *daemon) run(ctx context.Context) error {
 		close(opened)
 		return nil
 	})
-	var lastCommit error
-	storing.start("recorder", func(ctx context.Context) error {
+	storing.startLoop("recorder", func(ctx context.Context) error {
 		if !await(ctx, opened) {
 			return nil
 		}
-		defer d.loops.ended("recorder")
-		lastCommit = d.recorder.Load().Run(ctx)
-		return lastCommit
+		return d.recorder.Load().Run(ctx)
 	})
 	if d.cfg.Submit.File.Enabled {
-		submitting.start("sink file", func(ctx context.Context) error {
+		submitting.startLoop("sink file", func(ctx context.Context) error {
 			if !await(ctx, opened) {
 				return nil
 			}
@@ -182,15 +185,13 @@ func (d *daemon) run(ctx context.Context) error {
 	storing.stop()
 	submitting.stop()
 	web.stop()
+	if n := d.ring.Len(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("the store did not take the last %d samples: they are lost", n))
+	}
 	if log := d.store.Load(); log != nil {
-		if lastCommit != nil {
-			err = errors.Join(err, fmt.Errorf("the last commit: %w", lastCommit))
-		}
 		if closing := log.Close(); closing != nil {
 			err = errors.Join(err, fmt.Errorf("close the store: %w", closing))
 		}
-	} else if n := d.ring.Len(); n > 0 {
-		err = errors.Join(err, fmt.Errorf("the store could not be opened: %d samples are lost", n))
 	}
 	d.log.Info("stopped", zap.Error(err))
 	return err
@@ -213,6 +214,17 @@ func (d *daemon) stage(ctx context.Context) *stage {
 
 func (s *stage) start(component string, serve func(context.Context) error) {
 	s.done.Go(func() { s.daemon.supervisor.run(s.ctx, component, serve) })
+}
+
+// startLoop starts a service that has to be heard of: it is overdue also while
+// it fails again and again, or never gets to its first beat.
+func (s *stage) startLoop(component string, serve func(context.Context) error) {
+	const begins = 30 * time.Second
+	s.daemon.loops.beat(component)(begins)
+	s.done.Go(func() {
+		defer s.daemon.loops.ended(component)
+		s.daemon.supervisor.run(s.ctx, component, serve)
+	})
 }
 
 func (s *stage) stop() {
@@ -296,7 +308,6 @@ func (d *daemon) submitFiles(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer d.loops.ended("sink " + s.Name())
 	d.mu.Lock()
 	d.submitters = slices.DeleteFunc(d.submitters, func(old sinkStatus) bool { return old.name == s.Name() })
 	d.submitters = append(d.submitters, sinkStatus{s.Name(), submitter})
@@ -368,6 +379,7 @@ func (d *daemon) runReflector(ctx context.Context, r *probe.Reflector) error {
 	r.SetPeers(slices.Collect(maps.Values(d.addresses)))
 	d.reflector.Store(r)
 	d.mu.Unlock()
+	defer d.reflector.Store(nil)
 	d.log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("mode", reflectorMode))
 	return r.Run(ctx)
 }

@@ -327,6 +327,55 @@ func TestRunWithATakenReflectorPort(t *testing.T) {
 	}
 }
 
+func TestControlSocketReplacesNothingElse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "precious")
+	if err := os.WriteFile(path, []byte("data"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{}
+	if err := d.serveControl(t.Context(), path); err == nil || !strings.Contains(err.Error(), "is there and not a socket") {
+		t.Errorf("serveControl on a file = %v, want an error", err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "data" {
+		t.Errorf("the file is now %q, %v", b, err)
+	}
+}
+
+func TestMetricsAfterAnInterfaceIsMadeAnew(t *testing.T) {
+	lab := netnstest.New(t)
+	near, far := lab.Namespace("near"), lab.Namespace("far")
+	join := func() {
+		lab.Veth(near, "eth1", []string{"10.1.0.1/24", "2001:db8::1/64"}, far, "eth1", []string{"10.1.0.2/24", "2001:db8::2/64"})
+	}
+	join()
+	reflectingIn(t, far)
+	dir, file := switchConfig(t, "")
+	d := startDaemon(t, near, dir, file)
+	stamped := func() float64 {
+		_, scrape := d.get("/metrics")
+		return metric(scrape, "xtwamp_timestamps_total", `interface="eth1"`, `source="tc_ingress"`)
+	}
+	files := func() int {
+		names, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(names)
+	}
+	awaitState(t, "kernel stamps", func() bool { return stamped() > 10 })
+	before := files()
+	for range 3 {
+		near.Exec(t, "ip", "link", "del", "eth1")
+		join()
+		n := stamped()
+		awaitState(t, "kernel stamps on the new interface", func() bool { return stamped() > n+20 })
+		if code, body := d.get("/metrics"); code != http.StatusOK {
+			t.Fatalf("/metrics = %d %s", code, body)
+		}
+	}
+	awaitState(t, "no file left open", func() bool { return files() <= before+2 })
+}
+
 func TestSamplesFromTheDaemon(t *testing.T) {
 	near, far := twoHosts(t)
 	reflectingIn(t, far)

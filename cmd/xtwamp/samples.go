@@ -158,9 +158,15 @@ func serveSamples(w http.ResponseWriter, r *http.Request, log sampleLog, device 
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	var line []byte
-	begun := false
+	begun, count := false, 0
+	control := http.NewResponseController(w)
 	err = q.each(r.Context(), log, func(path string, s store.Sample) error {
 		begun = true
+		if count++; count%1024 == 0 {
+			if err := control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+				return err
+			}
+		}
 		line = append(s.AppendJSON(line[:0], device, path), '\n')
 		_, err := w.Write(line)
 		return err
@@ -301,11 +307,17 @@ func printSamples(w io.Writer, asJSON bool, each func(print func(line []byte) er
 		})
 		return errors.Join(err, out.Flush())
 	}
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	begun := false
+	// The table is aligned a screenful at a time: it may be long.
+	const screenful = 50
+	table := tabwriter.NewWriter(out, 8, 0, 2, ' ', 0)
+	rows := 0
 	err := each(func(line []byte) error {
-		if !begun {
-			begun = true
+		if rows++; rows%screenful == 0 {
+			if err := errors.Join(table.Flush(), out.Flush()); err != nil {
+				return err
+			}
+		}
+		if rows == 1 {
 			fmt.Fprintln(table, "TIME\tPATH\tSEQ\tOUTCOME\tRTT\tDWELL\tTX\tRX\tTTL")
 		}
 		return tableRow(table, line)

@@ -107,6 +107,7 @@ type summaryDocument struct {
 	Unknown    uint64         `json:"unknown"`
 	Duplicates uint64         `json:"duplicates"`
 	Reordered  uint64         `json:"reordered"`
+	Skipped    uint64         `json:"skipped,omitempty"` // their moment passed while the process did not run
 	RTT        *rttDocument   `json:"rtt_ns,omitempty"`
 	Dwell      *dwellDocument `json:"dwell_ns,omitempty"`
 	Timestamps struct {
@@ -138,7 +139,7 @@ func (s *summary) document(remote, profile string, c probe.Counters, notSent uin
 	d := summaryDocument{
 		Type: "summary", Target: remote, Profile: profile,
 		Sent: c.Sent, Received: c.Received, Late: c.Late, Lost: c.Lost,
-		NotSent: notSent, Unknown: c.Unknown, Duplicates: c.Duplicates, Reordered: c.Reordered,
+		NotSent: notSent, Unknown: c.Unknown, Duplicates: c.Duplicates, Reordered: c.Reordered, Skipped: c.Skipped,
 	}
 	d.Timestamps.TX, d.Timestamps.RX = s.tx, s.rx
 	if r := &s.rtt; r.n > 0 {

@@ -13,9 +13,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 )
 
 // handler answers HTTP on the control socket and the web listener alike.
@@ -105,17 +107,23 @@ func answer(w http.ResponseWriter, faults []string, good string) {
 	fmt.Fprintln(w, good)
 }
 
+// writeTimeout is how long a client may take what it asked for, and one of a
+// long answer the next part of it.
+const writeTimeout = 2 * time.Minute
+
 // serveHTTP answers on l until ctx ends.
 func (d *daemon) serveHTTP(ctx context.Context, l net.Listener) error {
 	server := &http.Server{
 		Handler:           d.handler(),
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       30 * time.Second,
-		WriteTimeout:      2 * time.Minute,
+		WriteTimeout:      writeTimeout,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 	}
+	down := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(down)
 		const patience = 2 * time.Second
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
@@ -127,6 +135,7 @@ func (d *daemon) serveHTTP(ctx context.Context, l net.Listener) error {
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
+	<-down // what is being answered has its time
 	return nil
 }
 
@@ -148,40 +157,33 @@ func (d *daemon) serveControl(ctx context.Context, path string) error {
 		c.Close()
 		return fmt.Errorf("control socket %s: another daemon answers there", path)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := removeSocket(path); err != nil {
 		return fmt.Errorf("remove the stale control socket: %w", err)
 	}
-	l, err := listenPrivate(path)
+	// The socket's mode is that of its name, from the moment it has one.
+	private := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var chmod error
+		err := raw.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, chmod)
+	}}
+	l, err := private.Listen(ctx, "unix", path)
 	if err != nil {
 		return fmt.Errorf("listen on the control socket: %w", err)
 	}
 	return d.serveHTTP(ctx, l)
 }
 
-// listenPrivate makes a socket that nobody else can have connected to before
-// its mode is set: it gets its name only then.
-func listenPrivate(path string) (net.Listener, error) {
-	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+// removeSocket removes a socket that nobody listens on any more, and nothing
+// but a socket.
+func removeSocket(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s is there and not a socket", path)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
-		l.Close()
-		os.Remove(fresh)
-		return nil, err
-	}
-	return unlinking{l, path}, nil
+	return os.Remove(path)
 }
-
-// unlinking removes its socket's name when it is closed.
-type unlinking struct {
-	net.Listener
-	path string
-}
-
-func (u unlinking) Close() error { return errors.Join(os.Remove(u.path), u.Listener.Close()) }

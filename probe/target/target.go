@@ -190,11 +190,16 @@ func (t *Target) PayloadSize() int {
 // Expiry is how long after it was sent the outcome of a probe is final.
 func (t *Target) Expiry() time.Duration { return t.Timeout + t.LateWindow }
 
+// CatchUp is for how much of its schedule, at least, an engine that was held up
+// makes up afterwards.
+const CatchUp = 100 * time.Millisecond
+
 // Window is how many probes can be without a final outcome at once: a power
-// of two, at least 2 x (timeout + late window) / interval + 2. It sizes the
-// in-flight table of a path and its slots in the kernel.
+// of two, at least 2 x (timeout + late window) / interval + 2, and what CatchUp
+// may send in one instant. It sizes the in-flight table of a path and its slots
+// in the kernel.
 func (t *Target) Window() int {
-	need := 2*int((t.Expiry()+t.Interval-1)/t.Interval) + 2
+	need := 2*int((t.Expiry()+t.Interval-1)/t.Interval) + 2 + int(CatchUp/t.Interval)
 	n := 4
 	for n < need {
 		n <<= 1
