@@ -260,15 +260,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	})
 	var programs []ebpf.ProgramID
 	for _, p := range []*ebpf.Program{d.objects.XtwampEgress, d.objects.XtwampIngress, d.ip.XtwampEgress, d.ip.XtwampIngress} {
-		info, err := p.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
-		id, ok := info.ID()
-		if !ok {
-			t.Fatal("program without id")
-		}
-		programs = append(programs, id)
+		programs = append(programs, programID(t, p))
 	}
 	var maps []ebpf.MapID
 	for _, m := range []*ebpf.Map{d.objects.Paths, d.objects.Slots, d.objects.Events, d.objects.Counters, d.objects.Globals} {
@@ -287,6 +279,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+	if diff := cmp.Diff([2][]ebpf.ProgramID{}, attached(t, ns, 1)); diff != "" {
+		t.Errorf("attached (-want +got)\n%s", diff)
 	}
 	eventually(t, "programs and maps are gone", func() bool {
 		for _, id := range programs {
@@ -435,20 +430,36 @@ func (p *pair) exchange(t testing.TB) {
 	}
 }
 
-// attached returns how many programs of tcx are in the two directions.
-func (p *pair) attached(t testing.TB) (n [2]int) {
+// attached returns the programs of tcx on a device, by direction, in the order
+// in which they run.
+func attached(t testing.TB, ns string, index int) (programs [2][]ebpf.ProgramID) {
 	t.Helper()
-	inNamespace(t, p.near, func() {
+	inNamespace(t, ns, func() {
 		for i, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-			r, err := link.QueryPrograms(link.QueryOptions{Target: p.device.Index, Attach: at})
+			r, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			n[i] = len(r.Programs)
+			for _, p := range r.Programs {
+				programs[i] = append(programs[i], p.ID)
+			}
 		}
 	})
-	return n
+	return programs
+}
+
+func programID(t testing.TB, p *ebpf.Program) ebpf.ProgramID {
+	t.Helper()
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, ok := info.ID()
+	if !ok {
+		t.Fatal("program without id")
+	}
+	return id
 }
 
 // tcFilters adds filters with tc, and says what it was asked to.
@@ -633,8 +644,9 @@ func TestHalfAnAttachmentIsUndone(t *testing.T) {
 		if _, err := p.attach(t, d, TCX, nil); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("got %v, want %v", err, unix.EEXIST)
 		}
-		if got, want := p.attached(t), [2]int{0, 1}; got != want {
-			t.Errorf("attached %v, want %v", got, want)
+		want := [2][]ebpf.ProgramID{1: {programID(t, d.objects.XtwampEgress)}}
+		if diff := cmp.Diff(want, attached(t, p.near, p.device.Index)); diff != "" {
+			t.Errorf("attached (-want +got)\n%s", diff)
 		}
 	})
 	t.Run("clsact", func(t *testing.T) {
@@ -700,6 +712,14 @@ func TestTwoDatapathsShareADevice(t *testing.T) {
 		if _, err := p.attach(t, d, TCX, nil); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// In front of whoever is there, so that nobody takes a reply from us.
+	want := [2][]ebpf.ProgramID{
+		{programID(t, b.objects.XtwampIngress), programID(t, a.objects.XtwampIngress)},
+		{programID(t, b.objects.XtwampEgress), programID(t, a.objects.XtwampEgress)},
+	}
+	if diff := cmp.Diff(want, attached(t, p.near, p.device.Index)); diff != "" {
+		t.Errorf("attached (-want +got)\n%s", diff)
 	}
 	if err := a.SetPath(p.key, Path{ID: testPathID, SlotMask: 7, SSID: testSSID}); err != nil {
 		t.Fatal(err)

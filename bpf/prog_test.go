@@ -453,9 +453,14 @@ func putPayload(at int, b ...byte) func(*scene) {
 	return func(s *scene) { copy(s.packet.payload[at:], b) }
 }
 
+// size cuts the payload, or adds bytes that a checksum cannot do without.
 func size(n int) func(*scene) {
 	return func(s *scene) {
-		s.packet.payload = slices.Concat(s.packet.payload, make([]byte, max(0, n-len(s.packet.payload))))[:n]
+		b := slices.Clone(s.packet.payload)
+		for len(b) < n {
+			b = append(b, byte(len(b))|1)
+		}
+		s.packet.payload = b[:n]
 	}
 }
 
@@ -589,6 +594,7 @@ func TestEgress(t *testing.T) {
 			s.path.SlotBase = slotIndex - 7
 			putPayload(3, 0xff)(s)
 		}, want: VerdictProbeSent, slot: func(s *scene) Event { e := sent(s); e.Seq |= 0xff; return e }},
+		{name: "path of four slots", change: func(s *scene) { s.path.SlotBase, s.path.SlotMask = slotIndex, 3 }, want: VerdictProbeSent, slot: sent},
 		{name: "path of another interface", change: func(s *scene) { s.path.Interface = testIfindex + 1 }, want: VerdictProbeSent, slot: sent},
 		{name: "wrong checksum", change: func(s *scene) {
 			s.raw = func(in []byte) []byte { in[s.packet.udp()+6] ^= 1; return in }
@@ -658,6 +664,7 @@ func TestIngress(t *testing.T) {
 
 	cases := append(headerCases(), []packetCase{
 		answered(packetCase{name: "reply"}),
+		answered(packetCase{name: "path of four slots", change: func(s *scene) { s.path.SlotBase, s.path.SlotMask = slotIndex, 3 }}),
 		answered(packetCase{name: "reply on the right interface", change: func(s *scene) { s.path.Interface = testIfindex }}),
 		answered(packetCase{name: "ethernet padding behind it", change: func(s *scene) {
 			s.raw = func(in []byte) []byte { return append(in, 1, 2, 3) }
