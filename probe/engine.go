@@ -312,15 +312,13 @@ func (e *Engine) stop() {
 
 // fire sends the probe of p that is due at or before now, and sets when the
 // next is. Sending is isochronous: a moment that passed while the process did
-// not run is made up for only within an interval or target.CatchUp; beyond it is left
-// out and counted.
+// not run is made up for only within an interval or target.CatchUp; beyond that it
+// is left out and counted.
 func (e *Engine) fire(p *path, now int64) {
 	interval := int64(p.target.Interval)
 	if behind := now - p.due; behind >= max(interval, int64(target.CatchUp)) {
 		missed := uint64(behind / interval)
 		p.due += int64(missed) * interval
-		missed = min(missed, p.remaining-1)
-		p.remaining -= missed
 		p.counters.Skipped += missed
 		e.skipped += missed
 		if missed > 0 && time.Since(e.skippedTold) > time.Hour {
@@ -330,11 +328,11 @@ func (e *Engine) fire(p *path, now int64) {
 		}
 	}
 	p.due += interval
-	p.remaining--
 	if p.full() { // the window has room for all that can be caught up with
 		p.counters.Skipped++
 		return
 	}
+	p.remaining--
 
 	pr := p.push(now)
 	if p.flow == nil {

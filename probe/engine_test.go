@@ -346,7 +346,11 @@ func TestTroubleHasFewLines(t *testing.T) {
 			s.net.sending = nil
 			if p.nth%3 == 2 {
 				s.net.sending = down(store.NoBuffer, "no buffer space available")
-				time.AfterFunc(1500*ms, func() { s.net.sending = nil })
+				time.AfterFunc(1500*ms, func() {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					s.net.sending = nil
+				})
 			}
 			return true
 		},
@@ -691,8 +695,8 @@ func TestProbesLeftOutWhileTheProcessStoodStill(t *testing.T) {
 		s.measure(t)
 		c := s.counters("a")
 		// 350 ms late for the fourth: it goes out for the last moment passed.
-		if c.Sent != 7 || c.Skipped != 3 {
-			t.Errorf("sent %d, skipped %d; want 7 and 3", c.Sent, c.Skipped)
+		if c.Sent != 10 || c.Skipped != 3 {
+			t.Errorf("sent %d, skipped %d; want 10 and 3", c.Sent, c.Skipped)
 		}
 	})
 }

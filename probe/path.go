@@ -80,7 +80,8 @@ type Counters struct {
 	Sent, Received, Late, Lost, Unknown uint64
 	Duplicates, Reordered               uint64
 	NotSent                             map[store.Reason]uint64
-	// Skipped are probes whose moment passed while the process did not run.
+	// Skipped are moments of the schedule that passed while the process did
+	// not run.
 	Skipped uint64
 	// LastReply is the CLOCK_MONOTONIC of the last reply, 0 before the first.
 	LastReply int64

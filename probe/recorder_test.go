@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,6 +81,7 @@ func TestRingKeepsOrderWhileItGrows(t *testing.T) {
 
 // fakeLog is a store that fails on demand.
 type fakeLog struct {
+	mu        sync.Mutex
 	fail      error
 	records   []store.Record
 	registers int
@@ -97,7 +99,16 @@ func (l *fakeLog) Maintain() error {
 	}
 	return nil
 }
+
+func (l *fakeLog) failWith(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fail = err
+}
+
 func (l *fakeLog) Append(b []store.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.fail != nil {
 		return l.fail
 	}
@@ -126,7 +137,7 @@ func TestRecorderKeepsWhatTheStoreRefuses(t *testing.T) {
 		if r.Degraded() != "no_space" || ring.Len() != 100 {
 			t.Errorf("degraded %q with %d in memory, want no_space with 100", r.Degraded(), ring.Len())
 		}
-		log.fail = nil
+		log.failWith(nil)
 		<-time.After(11 * time.Second)
 		synctest.Wait()
 		if r.Degraded() != "" || ring.Len() != 0 || len(log.records) != 100 {
@@ -166,7 +177,7 @@ func TestRecorderSaysWhatMemoryCouldNotHold(t *testing.T) {
 			ring.Put(0, store.Sample{Mono: i})
 			<-time.After(time.Second)
 		}
-		log.fail = nil
+		log.failWith(nil)
 		<-time.After(2 * time.Second)
 		cancel()
 		<-done

@@ -39,7 +39,7 @@ var (
 	descDuplicates    = desc("probes_duplicates_total", "Replies beyond the first to one probe.", "path")
 	descReordered     = desc("probes_reordered_total", "Replies that came after the reply to a later probe (RFC 4737).", "path")
 	descNotSent       = desc("probes_not_sent_total", "Probes that could not be transmitted.", "path", "reason")
-	descSkipped       = desc("probes_skipped_total", "Probes left out because the process did not run at their moment.", "path")
+	descSkipped       = desc("probes_skipped_total", "Moments of the schedule left out because the process did not run.", "path")
 	descLastReply     = desc("last_reply_timestamp_seconds", "When the last reply came in.", "path")
 	descTimestamps    = desc("timestamps_total", "Time stamps of probes (tx) and replies (rx) by where they were taken.", "interface", "side", "source")
 	descAttach        = desc("attach_info", "How far up the attach ladder an interface got; always 1.", "interface", "hook", "mode", "refused")
@@ -172,9 +172,7 @@ func (c *collector) collectProbe(counter counterFunc, gauge gaugeFunc) {
 		for reason, n := range p.NotSent {
 			counter(descNotSent, n, name, reason.String())
 		}
-		if p.Skipped > 0 {
-			counter(descSkipped, p.Skipped, name)
-		}
+		counter(descSkipped, p.Skipped, name)
 		if p.LastReply != 0 {
 			gauge(descLastReply, wall(p.LastReply), name)
 		}

@@ -303,7 +303,7 @@ func (p *pinger) end(c probe.Counters) error {
 	switch {
 	case p.err != nil:
 		return usage(fmt.Errorf("print: %w", p.err))
-	case c.Sent == 0 || c.Received < c.Sent || notSent+c.Skipped > 0:
+	case c.Sent == 0 || c.Received < c.Sent || notSent > 0:
 		return &exitError{code: 1}
 	}
 	return nil

@@ -107,7 +107,7 @@ type summaryDocument struct {
 	Unknown    uint64         `json:"unknown"`
 	Duplicates uint64         `json:"duplicates"`
 	Reordered  uint64         `json:"reordered"`
-	Skipped    uint64         `json:"skipped,omitempty"` // their moment passed while the process did not run
+	Skipped    uint64         `json:"skipped,omitempty"` // moments of the schedule at which the process did not run
 	RTT        *rttDocument   `json:"rtt_ns,omitempty"`
 	Dwell      *dwellDocument `json:"dwell_ns,omitempty"`
 	Timestamps struct {
