@@ -60,7 +60,7 @@ func (l *Log) setAside(f *file, cause error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.file = nil
+	l.file, l.resume = nil, nil
 	l.forget()
 }
 
@@ -222,6 +222,9 @@ func (l *Log) lose(p, updated *path) (changes []*sinkChange) {
 func keepDamaged(tx *bbolt.Tx, now time.Time, bucket []byte, keys [][]byte) error {
 	from, to := tx.Bucket(bucket), tx.Bucket(bucketDamaged)
 	for _, k := range keys {
+		if len(k) == 0 {
+			continue // nothing is left of it
+		}
 		n, err := to.NextSequence()
 		if err != nil {
 			return err

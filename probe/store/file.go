@@ -5,7 +5,9 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"log"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -35,6 +37,8 @@ type file struct {
 
 	maxPages int64 // the file never has more
 	minFree  int64 // bytes that growing leaves free on the disk
+
+	info fs.FileInfo // when it was opened
 
 	mu   sync.Mutex // held while a transaction begins
 	dead bool       // closed or set aside: begin no more transactions
@@ -95,30 +99,36 @@ func samePlace(path string, f *os.File) bool {
 }
 
 // openFile opens the file at cfg.Path, or an empty new one. If the file is corrupt it returns ErrCorrupt and has called aside, with the
-// file still locked, to put it out of the way.
-func openFile(cfg Config, readOnly bool, aside func(cause error)) (*file, error) {
+// file still locked, to put it out of the way. A new file that could not be filled is gone again.
+func openFile(cfg Config, readOnly bool, aside func(cause error)) (_ *file, err error) {
 	f, created, err := openLocked(cfg.Path, readOnly, cfg.LockTimeout)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if errors.Is(err, ErrCorrupt) {
+			aside(err)
+		} else if err != nil && created {
+			err = errors.Join(err, os.Remove(cfg.Path))
+		}
+		if err != nil {
+			f.Close() // bbolt may have
+			err = diskError(err)
+		}
+	}()
 	info, err := f.Stat()
 	if err != nil {
-		f.Close()
 		return nil, err
 	}
-	d := &file{os: f, readOnly: readOnly, maxPages: cfg.MaxBytes / pageSize, minFree: cfg.MinFreeBytes, doubtful: !created && info.Size() == 0}
-	if info.Size() > 0 || readOnly {
-		m, err := verify(f, info.Size())
-		if err != nil {
-			if errors.Is(err, ErrCorrupt) {
-				aside(err)
-			}
-			f.Close()
-			return nil, err
-		}
+	d := &file{os: f, info: info, readOnly: readOnly, maxPages: cfg.MaxBytes / pageSize, minFree: cfg.MinFreeBytes}
+	if created {
+		err = d.checkFree(growPages)
+	} else if d.doubtful = info.Size() == 0; !d.doubtful || readOnly {
+		var m meta
+		m, err = verify(f, info.Size())
 		d.doubtful, d.tx = m.torn, m.tx
-	} else if err := d.checkFree(growPages); err != nil {
-		f.Close()
+	}
+	if err != nil {
 		return nil, err
 	}
 	err = guard(func() (err error) {
@@ -132,15 +142,12 @@ func openFile(cfg Config, readOnly bool, aside func(cause error)) (*file, error)
 			MaxSize:         int(max(cfg.MaxBytes, info.Size())),
 			InitialMmapSize: int(max(cfg.MaxBytes, info.Size()) + growPages*pageSize), // never remapped, so no reader delays a writer
 			NoSync:          cfg.NoSync,
+			Logger:          boltLogger{&bbolt.DefaultLogger{Logger: log.New(io.Discard, "", 0)}},
 		})
 		return err
 	})
 	if err != nil {
-		if errors.Is(err, ErrCorrupt) {
-			aside(err)
-		}
-		f.Close() // bbolt has, unless it panicked
-		return nil, diskError(err)
+		return nil, err
 	}
 	d.bolt.AllocSize = 0 // grow by what is needed and count MaxSize exactly; see grow
 	return d, nil
@@ -166,6 +173,11 @@ func (f *file) begin(writable bool) (*bbolt.Tx, error) {
 	return tx, nil
 }
 
+// same reports whether g is f opened again and holds what f held, the transaction that failed at the end included or not.
+func (f *file) same(g *file) bool {
+	return os.SameFile(f.info, g.info) && (g.tx == f.tx || g.tx == f.tx+1)
+}
+
 // committed tells that the transaction with this id is on disk.
 func (f *file) committed(id int) {
 	f.mu.Lock()
@@ -173,18 +185,20 @@ func (f *file) committed(id int) {
 	f.tx = uint64(id)
 }
 
-// close closes the file, but does not wait for locks that a panic may have left locked: then the handle stays open, unused.
+// close closes the file, but does not wait for locks that a panic may have left locked: then the handle stays open, unused and without
+// its lock on the file.
 func (f *file) close() error {
 	f.mu.Lock()
 	f.dead = true
 	f.mu.Unlock()
+	fd := int(f.os.Fd())
 	done := make(chan error, 1)
 	go func() { done <- guard(f.bolt.Close) }()
 	select {
 	case err := <-done:
 		return err
 	case <-time.After(closeLimit):
-		return fmt.Errorf("close: still busy after %v, abandoned", closeLimit)
+		return errors.Join(fmt.Errorf("close: still busy after %v, abandoned", closeLimit), unix.Flock(fd, unix.LOCK_UN))
 	}
 }
 
@@ -308,13 +322,45 @@ func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
 // Is makes a panic a kind of corruption.
 func (e *panicError) Is(target error) bool { return target == ErrCorrupt }
 
+// commitError is why a transaction could not be committed. The handle must not be used any more.
+type commitError struct{ err error }
+
+func (e *commitError) Error() string { return e.err.Error() }
+func (e *commitError) Unwrap() error { return e.err }
+
+// boltLogger keeps a commit that failed from being rolled back by bbolt, which then reads all pages through the mapping in a goroutine of
+// its own: where a disk fails a page of these may fail too, and that memory fault would end the process. bbolt logs each such failure just
+// before; here that is a panic, which guard turns into a commitError, and the file is opened afresh with all that openFile checks.
+type boltLogger struct{ *bbolt.DefaultLogger }
+
+var commitFailures = []string{"spilling data", "growing db size failed", "writing data failed", "writeMeta failed"}
+
+func (boltLogger) Errorf(format string, args ...any) {
+	for _, begin := range commitFailures {
+		if err, ok := last(args).(error); ok && strings.HasPrefix(format, begin) {
+			panic(&commitError{err})
+		}
+	}
+}
+
+func last(args []any) any {
+	if len(args) == 0 {
+		return nil
+	}
+	return args[len(args)-1]
+}
+
 // guard runs fn and turns a panic or a memory fault (bbolt reads the file through a mapping: a page that cannot be read is a fault) into
 // a panicError.
 func guard(fn func() error) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(old)
 	defer func() {
-		if v := recover(); v != nil {
+		switch v := recover().(type) {
+		case nil:
+		case *commitError:
+			err = v
+		default:
 			err = &panicError{value: v, stack: debug.Stack()}
 		}
 	}()

@@ -21,8 +21,8 @@ var (
 	keyBase   = []byte("base")   // uvarint; number of the first sample of a new path
 )
 
-// attach opens the file if none is open: on the first call it loads what it finds, afterwards (the old one was set aside) it begins a new
-// one with the paths and sinks that are known. The caller holds l.write.
+// attach opens the file if none is open: on the first call it loads what it finds; after the last one was set aside it begins a new one
+// with the paths and sinks that are known; after openAfresh it goes on where it was. The caller holds l.write.
 func (l *Log) attach() error {
 	if l.closed {
 		return ErrClosed
@@ -60,6 +60,16 @@ func (l *Log) open() error {
 	return errors.Join(err, f.close())
 }
 
+// openAfresh closes the file after a commit that failed, because bbolt does not know its free pages any more. The next transaction opens it
+// again. Whether the one that failed is in the file after all, as it may be, makes no difference: what it wrote will be written again.
+func (l *Log) openAfresh(f *file) {
+	l.setFile(nil)
+	l.resume = f
+	if err := f.close(); err != nil {
+		l.log.Warn("store file after a failed commit", zap.Error(err))
+	}
+}
+
 func (l *Log) setFile(f *file) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,6 +78,11 @@ func (l *Log) setFile(f *file) {
 
 // begin loads the file, or fills it if it is empty.
 func (l *Log) begin(f *file) error {
+	resume := l.resume
+	l.resume = nil
+	if resume != nil && resume.same(f) {
+		return nil
+	}
 	var version uint64
 	var empty bool
 	err := f.view(func(tx *bbolt.Tx) (err error) {
@@ -209,7 +224,7 @@ func (l *Log) load(tx *bbolt.Tx) (damaged [][]byte, err error) {
 
 func (l *Log) loadPaths(tx *bbolt.Tx) error {
 	chunks := tx.Bucket(bucketChunks).Cursor()
-	return tx.Bucket(bucketPaths).ForEach(func(k, v []byte) error {
+	err := tx.Bucket(bucketPaths).ForEach(func(k, v []byte) error {
 		payload, err := unseal(bucketPaths, k, v)
 		if err == nil && (len(k) != 4 || int64(binary.BigEndian.Uint32(k)) != int64(len(l.paths))) {
 			err = errDamaged
@@ -230,6 +245,10 @@ func (l *Log) loadPaths(tx *bbolt.Tx) error {
 		l.names[p.Name] = p
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return checkCount(tx.Bucket(bucketPaths), len(l.paths)-1)
 }
 
 // recover brings a file that was just loaded into order: the tail is folded; if something of it was damaged, or the last transaction may
@@ -273,7 +292,7 @@ func (l *Log) behind() bool {
 	return false
 }
 
-// skipAhead moves the next number of every path to one that cannot have been used, keeps the damaged tail values for analysis, and counts
+// skipAhead moves the next number of every path, its tail folded, to one that cannot have been used, keeps the damaged tail values for analysis, and counts
 // what the sinks lost.
 func (l *Log) skipAhead(damaged [][]byte) error {
 	base := newBase(l.cfg.Now())
@@ -287,11 +306,9 @@ func (l *Log) skipAhead(damaged [][]byte) error {
 			}
 		}
 		updated.lost = addLost(p.lost, p.first, span{p.next, updated.next})
-		if len(p.tail) == 0 {
-			updated.folded = updated.next
-			if p.first == p.next {
-				updated.first, updated.lost = updated.next, nil
-			}
+		updated.folded = updated.next
+		if p.first == p.next {
+			updated.first, updated.lost = updated.next, nil
 		}
 		paths = append(paths, &updated)
 	}
@@ -318,6 +335,9 @@ func (l *Log) skipAhead(damaged [][]byte) error {
 		if err := keepDamaged(tx, l.cfg.Now(), bucketTail, damaged); err != nil {
 			return err
 		}
+		if err := deleteTail(tx, l.tailNext); err != nil {
+			return err
+		}
 		for _, p := range paths {
 			if err := putPath(tx, p); err != nil {
 				return err
@@ -333,7 +353,7 @@ func (l *Log) skipAhead(damaged [][]byte) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.base = base
+	l.base, l.tailFirst = base, l.tailNext
 	for _, p := range paths {
 		*l.paths[p.ID] = *p
 	}

@@ -123,8 +123,9 @@ type Log struct {
 	write sync.Mutex
 	mu    sync.RWMutex
 
-	file   *file // nil: the last one was set aside and no new one could be begun yet
+	file   *file // nil: to be opened
 	loaded bool  // what is below is valid
+	resume *file // closed, but the next one to open: what is below is what it holds
 	closed bool
 
 	base  uint64  // number of the first sample of a new path
@@ -300,18 +301,21 @@ func (l *Log) commit(operation string, fn func(*bbolt.Tx) error) error {
 		return tx.Commit()
 	})
 	if err != nil {
-		// Not bbolt.DB.Update: after a panic that would read the whole file in a goroutine of its own, where a second one is fatal.
+		// Not bbolt.DB.Update: after a panic that does what boltLogger keeps Commit from doing.
 		if tx != nil {
-			_ = guard(tx.Rollback) // closed already if Commit failed
+			_ = guard(tx.Rollback)
 		}
 		if errors.Is(err, berrors.ErrMaxSizeReached) {
-			l.margin += growPages
+			l.margin = min(l.margin+growPages, f.maxPages/8)
 		}
 		if errors.Is(err, berrors.ErrIncompatibleValue) { // a value where a bucket was, or the other way round
 			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
+		var failed *commitError
 		if errors.Is(err, ErrCorrupt) {
 			l.setAside(f, err)
+		} else if errors.As(err, &failed) {
+			l.openAfresh(f)
 		}
 		return diskError(err)
 	}

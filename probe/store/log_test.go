@@ -80,6 +80,42 @@ func TestAnAppendThatFailsStoresNothingAndUsesNoNumber(t *testing.T) {
 	diff(t, "samples", wantNumbers(0, 0, 4), f.read(id))
 }
 
+// A commit may fail although all of it reached the file. The batch is given again, or another one: it gets the same numbers, once.
+func TestACommitThatFailedButReachedTheFile(t *testing.T) {
+	f := newFixture(t)
+	id := f.register("a")[0]
+	f.enable("s", false)
+	f.add(id, 0, 3)
+	failed := f.file
+	tx, err := failed.begin(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := []Record{{id, sampleNumber(7)}, {id, sampleNumber(8)}}
+	key := key64(f.tailNext)
+	if err := tx.Bucket(bucketTail).Put(key, seal(bucketTail, key, encodeTail(f.boot, lost, []uint64{3, 4})[0])); err != nil {
+		t.Fatal(err)
+	}
+	change := changeOf(f.sinks["s"])
+	change.totals.offered += 2
+	if err := f.putSinks(tx, []*sinkChange{change}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	f.openAfresh(failed)
+
+	f.add(id, 3, 1)
+	for range 2 {
+		diff(t, "samples", wantNumbers(0, 0, 4), f.read(id))
+		diff(t, "totals", Totals{Offered: 4, Waiting: 4, Dropped: map[string]uint64{}}, f.totals("s"))
+		f.reopen()
+		f.enable("s", false)
+	}
+	diff(t, "files set aside", 0, len(f.status().SetAside))
+}
+
 func TestChangedIsClosedByAnAppend(t *testing.T) {
 	f := newFixture(t)
 	id := f.register("a")[0]

@@ -128,7 +128,7 @@ func parsePath(id PathID, payload []byte) (*path, error) {
 
 func putPath(tx *bbolt.Tx, p *path) error {
 	key := key32(uint32(p.ID))
-	return tx.Bucket(bucketPaths).Put(key, seal(bucketPaths, key, p.record()))
+	return putCounted(tx.Bucket(bucketPaths), key, seal(bucketPaths, key, p.record()))
 }
 
 // Register returns the path with this name, made if it is new; the labels replace those that it had. Both are on disk when it returns.

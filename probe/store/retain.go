@@ -69,6 +69,9 @@ func (l *Log) reserve() int64 { return min(max(l.cfg.MaxBytes/pageSize/64, 32), 
 // neither is possible. The caller holds l.write.
 func (l *Log) makeRoom(pages int64) error {
 	need := pages + l.reserve() + l.margin
+	if need >= l.file.maxPages {
+		return fmt.Errorf("%w: more than the file may hold, %d bytes", ErrNoSpace, l.cfg.MaxBytes)
+	}
 	folded := false
 	for {
 		available, err := l.file.available()

@@ -95,7 +95,7 @@ func (l *Log) putSinks(tx *bbolt.Tx, changes []*sinkChange) error {
 	for _, c := range changes {
 		name := c.sink.name
 		key := sinkKey(sinkState, name)
-		if err := sinks.Put(key, seal(bucketSinks, key, c.state())); err != nil {
+		if err := putCounted(sinks, key, seal(bucketSinks, key, c.state())); err != nil {
 			return err
 		}
 		if len(c.positions) == 0 && len(c.gone) == 0 {
@@ -107,12 +107,12 @@ func (l *Log) putSinks(tx *bbolt.Tx, changes []*sinkChange) error {
 		}
 		for id, n := range c.positions {
 			key := key32(uint32(id))
-			if err := positions.Put(key, seal(positionSeal(name), key, binary.AppendUvarint(nil, n))); err != nil {
+			if err := putCounted(positions, key, seal(positionSeal(name), key, binary.AppendUvarint(nil, n))); err != nil {
 				return err
 			}
 		}
 		for _, id := range c.gone {
-			if err := positions.Delete(key32(uint32(id))); err != nil {
+			if err := deleteCounted(positions, key32(uint32(id))); err != nil {
 				return err
 			}
 		}
@@ -163,7 +163,7 @@ func (l *Log) applySinks(changes []*sinkChange) {
 // loadSinks reads the sinks bucket.
 func (l *Log) loadSinks(tx *bbolt.Tx) error {
 	sinks := tx.Bucket(bucketSinks)
-	return sinks.ForEach(func(k, v []byte) error {
+	err := sinks.ForEach(func(k, v []byte) error {
 		kind, name := string(k[:1]), string(k[1:])
 		isBucket := v == nil
 		switch {
@@ -179,6 +179,10 @@ func (l *Log) loadSinks(tx *bbolt.Tx) error {
 		l.sinks[s.name] = s
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return checkCount(sinks, len(l.sinks))
 }
 
 func (s *sink) load(sinks *bbolt.Bucket, key, value []byte, paths int) error {
@@ -201,7 +205,9 @@ func (s *sink) load(sinks *bbolt.Bucket, key, value []byte, paths int) error {
 	if positions == nil {
 		return nil
 	}
-	return positions.ForEach(func(k, v []byte) error {
+	n := 0
+	err = positions.ForEach(func(k, v []byte) error {
+		n++
 		payload, err := unseal(positionSeal(s.name), k, v)
 		if err != nil || len(k) != 4 || int64(binary.BigEndian.Uint32(k)) >= int64(paths) {
 			return errDamaged
@@ -211,6 +217,10 @@ func (s *sink) load(sinks *bbolt.Bucket, key, value []byte, paths int) error {
 		s.position[binary.BigEndian.Uint32(k)] = &position{next: next, seen: next}
 		return in.err()
 	})
+	if err != nil {
+		return err
+	}
+	return checkCount(positions, n)
 }
 
 // offer returns what a batch adds to the sinks that take its paths.

@@ -126,37 +126,25 @@ func TestAFullDiskWithNothingToDrop(t *testing.T) {
 	f.enable("s", false)
 	f.add(id, 0, 5)
 	filler = fillDisk(t, dir, 0)
-	stored := 5
-	var err error
-	for stored < 20_000 {
-		batch := make([]Record, 500)
-		for i := range batch {
-			batch[i] = Record{id, sampleNumber(stored + i)}
-		}
-		if err = f.Append(batch); err != nil {
-			break
-		}
-		stored += len(batch)
+	batch := make([]Record, 30_000) // more than the file has pages for
+	for i := range batch {
+		batch[i] = Record{id, sampleNumber(5 + i)}
 	}
-	if !errors.Is(err, ErrNoSpace) || errors.Is(err, ErrCorrupt) {
+	if err := f.Append(batch); !errors.Is(err, ErrNoSpace) || errors.Is(err, ErrCorrupt) {
 		t.Fatalf("append on a full disk: %v", err)
 	}
-	before := f.read(id)
-	if err := f.Append([]Record{{id, sampleNumber(0)}, {id, sampleNumber(0)}}); err != nil && !errors.Is(err, ErrNoSpace) {
-		t.Fatal(err)
-	} else if err != nil {
-		diff(t, "samples after an append that failed", numbers(before), numbers(f.read(id)))
-	}
-
+	diff(t, "samples after an append that failed", 0, len(f.read(id))) // the five were dropped to make room
+	diff(t, "totals", Totals{Offered: 5, Dropped: map[string]uint64{"no_space": 5}}, f.totals("s"))
+	diff(t, "next number", uint64(5), f.paths[id].next)
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	next := int(f.paths[id].next)
-	f.add(id, next, 100) // recovers by itself
+	if err := f.Append(batch); err != nil {
+		t.Fatalf("the same batch when there is space again: %v", err)
+	}
 	f.reopen()
 	f.enable("s", false)
-	got := f.read(id)
-	diff(t, "the last number", uint64(next+99), got[len(got)-1].Seq)
+	diff(t, "samples", wantNumbers(0, 5, 30_005), f.read(id))
 	if d := f.totals("s").Dropped; d["corrupt"] > 0 || len(f.status().SetAside) > 0 {
 		t.Errorf("dropped %v, set aside %v", d, f.status().SetAside)
 	}
@@ -168,8 +156,16 @@ func TestWritingToAFullDiskIsNotCorruption(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.Path, c.MaxBytes = filepath.Join(dir, "samples.db"), diskSize })
 	id := f.register("a")[0]
 	f.add(id, 0, 10)
-	// A file with holes: blocks that were promised are gone, as on a file system without fallocate.
-	if err := unix.Fallocate(int(f.file.os.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 20*pageSize, f.file.size()-20*pageSize); err != nil {
+	if reason, err := f.file.grow(200); reason != "" || err != nil {
+		t.Fatal(reason, err)
+	}
+	m, err := readMeta(f.file.os)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Holes: blocks that were promised are gone, as on a file system without fallocate.
+	hole := int64(m.pages) * pageSize
+	if err := unix.Fallocate(int(f.file.os.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, hole, f.file.size()-hole); err != nil {
 		t.Fatal(err)
 	}
 	filler := fillDisk(t, dir, 0)
@@ -177,9 +173,14 @@ func TestWritingToAFullDiskIsNotCorruption(t *testing.T) {
 	for i := range batch {
 		batch[i] = Record{id, sampleNumber(10 + i)}
 	}
-	err := f.Append(batch)
-	if !errors.Is(err, ErrNoSpace) || errors.Is(err, ErrCorrupt) {
+	file := f.file
+	var failed *commitError
+	if err := f.Append(batch); !errors.Is(err, ErrNoSpace) || errors.Is(err, ErrCorrupt) || !errors.As(err, &failed) {
 		t.Fatalf("append: %v", err)
+	}
+	diff(t, "samples meanwhile", wantNumbers(0, 0, 10), f.read(id))
+	if f.file == file {
+		t.Error("the file was not opened afresh")
 	}
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)

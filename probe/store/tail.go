@@ -47,6 +47,9 @@ func (l *Log) append(batch []Record) error {
 				return err
 			}
 		}
+		if err := tail.SetSequence(l.tailNext + uint64(len(values))); err != nil {
+			return err
+		}
 		return l.putSinks(tx, offered)
 	})
 	if err != nil {
@@ -72,7 +75,7 @@ func (l *Log) append(batch []Record) error {
 }
 
 // tailSampleSize is a generous estimate of the bytes that one sample takes in the tail.
-const tailSampleSize = 64
+const tailSampleSize = 32
 
 // number checks the batch and returns the number of each of its samples.
 func (l *Log) number(batch []Record) ([]uint64, error) {
@@ -137,18 +140,21 @@ func decodeTail(payload []byte, fn func(boot uint32, id PathID, s *Sample) error
 	return in.err()
 }
 
-// loadTail reads the tail into the paths. It returns how many of its values were damaged, with their keys.
+// loadTail reads the tail into the paths. It returns the keys of the values that were damaged; an empty key stands for those that are gone.
 func (l *Log) loadTail(tx *bbolt.Tx) (damaged [][]byte, err error) {
-	c := tx.Bucket(bucketTail).Cursor()
-	first := true
+	tail := tx.Bucket(bucketTail)
+	l.tailFirst, l.tailNext = tx.Bucket(bucketChunks).Sequence(), tail.Sequence()
+	expect := l.tailFirst
+	c := tail.Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {
 		if len(k) != 8 {
 			return nil, fmt.Errorf("tail key %x: %w", k, corrupt(errDamaged))
 		}
-		if first {
-			l.tailFirst, first = binary.BigEndian.Uint64(k), false
+		number := binary.BigEndian.Uint64(k)
+		if number != expect {
+			damaged = append(damaged, nil)
 		}
-		l.tailNext = binary.BigEndian.Uint64(k) + 1
+		expect = number + 1
 		payload, err := unseal(bucketTail, k, v)
 		if err == nil {
 			err = decodeTail(payload, l.loadSample)
@@ -159,8 +165,9 @@ func (l *Log) loadTail(tx *bbolt.Tx) (damaged [][]byte, err error) {
 			return nil, err
 		}
 	}
-	if first {
-		l.tailFirst = l.tailNext
+	if expect != l.tailNext {
+		damaged = append(damaged, nil)
+		l.tailNext = max(l.tailNext, expect)
 	}
 	return damaged, nil
 }
@@ -183,7 +190,7 @@ func (l *Log) loadSample(boot uint32, id PathID, s *Sample) error {
 	return nil
 }
 
-// deleteTail deletes the tail values below upTo.
+// deleteTail deletes the tail values below upTo, all of which are in chunks, and notes that in the sequence of the chunks bucket.
 func deleteTail(tx *bbolt.Tx, upTo uint64) error {
 	tail := tx.Bucket(bucketTail)
 	var keys [][]byte
@@ -196,5 +203,5 @@ func deleteTail(tx *bbolt.Tx, upTo uint64) error {
 			return err
 		}
 	}
-	return nil
+	return tx.Bucket(bucketChunks).SetSequence(upTo)
 }

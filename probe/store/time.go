@@ -79,7 +79,7 @@ type boot struct {
 func putBoot(tx *bbolt.Tx, number uint32, b boot) error {
 	key := []byte(b.id)
 	payload := appendOffset(binary.AppendUvarint(nil, uint64(number)), b.offset)
-	return tx.Bucket(bucketBoots).Put(key, seal(bucketBoots, key, payload))
+	return putCounted(tx.Bucket(bucketBoots), key, seal(bucketBoots, key, payload))
 }
 
 // SetOffset tells the best known offset of the wall clock of this boot. All samples of the boot that no sink has taken yet are dated with
@@ -254,9 +254,11 @@ func bootsOf(tx *bbolt.Tx, p *path, from, to uint64) (boots []segment, err error
 	return boots, nil
 }
 
-// loadBoots reads the boots bucket and finds or adds the boot of this process.
+// loadBoots reads the boots bucket.
 func (l *Log) loadBoots(tx *bbolt.Tx) error {
-	return tx.Bucket(bucketBoots).ForEach(func(k, v []byte) error {
+	n := 0
+	err := tx.Bucket(bucketBoots).ForEach(func(k, v []byte) error {
+		n++
 		payload, err := unseal(bucketBoots, k, v)
 		if err != nil {
 			return fmt.Errorf("boot %q: %w", k, corrupt(err))
@@ -274,6 +276,10 @@ func (l *Log) loadBoots(tx *bbolt.Tx) error {
 		l.boots[number] = b
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return checkCount(tx.Bucket(bucketBoots), n)
 }
 
 // maxBoots is far more than any machine boots; a larger number is damage.
