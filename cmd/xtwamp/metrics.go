@@ -137,7 +137,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			counter(descReflector, n.Count, n.Interface, reflectorMode, n.Result.String())
 		}
 	}
-	for component, n := range d.supervisor.panicked() {
+	panics := d.supervisor.panicked()
+	if log := d.store.Load(); log != nil && log.Panics() > 0 {
+		panics["store"] += log.Panics()
+	}
+	for component, n := range panics {
 		counter(descPanics, n, component)
 	}
 	for _, l := range d.loops.status() {

@@ -128,7 +128,7 @@ func TestPanicsCostNoProbe(t *testing.T) {
 	more(20)
 
 	_, scrape := getFrom(t, dir, "/metrics")
-	for _, component := range []string{"web", "sink file"} {
+	for _, component := range []string{"web", "sink file", "store"} {
 		if n := metric(scrape, "xtwamp_panics_total", `component="`+component+`"`); n < 1 {
 			t.Errorf("panics of %s: %v", component, n)
 		}

@@ -75,6 +75,9 @@ func (l *Log) moveAside(cause error) {
 	var p *panicError
 	if errors.As(cause, &p) {
 		fields = append(fields, zap.ByteString("stack", p.stack))
+		l.mu.Lock()
+		l.panics++
+		l.mu.Unlock()
 	}
 	if err != nil {
 		l.log.Error("corrupt store file could not be set aside", append(fields, zap.Error(err))...)

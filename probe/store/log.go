@@ -145,6 +145,7 @@ type Log struct {
 	written  int64
 
 	asides []aside
+	panics uint64
 	runs   map[string]*dropRun // under write alone
 	margin int64               // pages that turned out to be needed beyond the estimate; under write alone
 }
@@ -249,6 +250,13 @@ func (l *Log) Status() (Status, error) {
 		return Status{}, fmt.Errorf("status: %w", err)
 	}
 	return st, nil
+}
+
+// Panics is how many panics and memory faults made this process set a file aside.
+func (l *Log) Panics() uint64 {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.panics
 }
 
 // usable returns why the log cannot be written, if so. The caller holds l.write.
