@@ -361,7 +361,7 @@ func (e *Engine) transmit(p *path, pr *probe) error {
 		Seq:   pr.seq,
 		Time:  pr.wire,
 		Error: twamp.NewErrorEstimate(e.state.Synchronized, twamp.NTP, int64(e.state.Error)),
-		SSID:  f.SSID,
+		SSID:  p.ssid,
 	})
 	if err != nil {
 		return down(store.TooBig, "encode probe: %w", err)

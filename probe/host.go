@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -270,7 +269,6 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 			Remote:    netip.AddrPortFrom(remote, t.Port),
 			Interface: link.Name,
 			Step:      StepUser,
-			SSID:      uint16(1 + rand.N(65535)), // not 0: "no SSID"
 		},
 	}
 	defer func() {

@@ -41,6 +41,9 @@ type path struct {
 	index   int
 	// slotBase is the first of the path's slots in the kernel.
 	slotBase uint32
+	// ssid is its STAMP session identifier (RFC 8972), never 0. A flow that
+	// replaces another has the same, so that replies to either are taken.
+	ssid uint16
 
 	// window holds the last probes, each at seq & mask. Those from head to
 	// next-1 have not been handed on.
@@ -106,8 +109,6 @@ type FlowInfo struct {
 	Interface string
 	// Step is the step of the attach ladder in use.
 	Step Step
-	// SSID is the STAMP session identifier of this flow (RFC 8972).
-	SSID uint16
 	// Refused says why the steps above Step are not in use; nil if they are
 	// not wanted.
 	Refused error
@@ -133,7 +134,9 @@ func newPath(t target.Target, index int, count uint64) (*path, error) {
 		index:     index,
 		window:    make([]probe, t.Window()),
 		remaining: count,
-		head:      rand.Uint32(), // a reply to an earlier run must not fit
+		// A reply to an earlier run must not fit.
+		head: rand.Uint32(),
+		ssid: uint16(1 + rand.N(65535)),
 	}
 	p.mask = uint32(len(p.window) - 1)
 	p.next, p.nextSeq = p.head, p.head

@@ -230,7 +230,7 @@ func (f *hostFlow) register(dev *device, t *target.Target, demanded uint32) erro
 		SlotBase:  f.slotBase,
 		SlotMask:  f.path.mask,
 		Interface: demanded,
-		SSID:      f.info.SSID,
+		SSID:      f.path.ssid,
 		Profile:   uint8(f.profile),
 	})
 	if err != nil {
@@ -466,7 +466,7 @@ func (f *hostFlow) drainErrors() {
 func (f *hostFlow) reply(packet, oob []byte) {
 	e := f.network.engine
 	got, err := twamp.ParseReply(packet, f.profile)
-	if err != nil || got.HasSSID && got.SSID != f.info.SSID {
+	if err != nil || got.HasSSID && got.SSID != f.path.ssid {
 		e.unmatched++
 		return
 	}

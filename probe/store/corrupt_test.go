@@ -146,17 +146,37 @@ func TestDamageAtNamedPlaces(t *testing.T) {
 		lost   uint64 // of the samples that the sink had not taken
 		skips  bool   // numbers go on far beyond
 	}{
-		"nothing":                   {damage: func(testing.TB, string) {}, left: everything},
-		"newest meta page":          {damage: func(t testing.TB, p string) { flip(t, p, newest(t, p)+meta) }, left: "0-1019", skips: true},
-		"older meta page":           {damage: func(t testing.TB, p string) { flip(t, p, pageSize-newest(t, p)+meta) }, left: everything, skips: true},
-		"both meta pages":           {damage: func(t testing.TB, p string) { flip(t, p, meta); flip(t, p, pageSize+meta) }, aside: true},
-		"first tail value":          {damage: flipValue(0, 0, "tail"), left: "0-999 1020-1039", lost: 20, skips: true},
-		"last tail value":           {damage: flipValue(1, 0, "tail"), left: "0-1019", lost: 20, skips: true},
-		"tail key":                  {damage: flipValue(0, 0x40, "tail"), aside: true}, // the keys are out of order then
-		"first chunk":               {damage: flipValue(0, 0, "chunks"), left: chunksBut(t, 0, everything), lost: chunkSize(t, 0) - taken},
-		"a chunk":                   {damage: flipValue(2, 0, "chunks"), left: chunksBut(t, 2, everything), lost: chunkSize(t, 2)},
-		"last chunk":                {damage: flipValue(-1+chunkCount(t), 0, "chunks"), left: chunksBut(t, chunkCount(t)-1, everything), lost: chunkSize(t, chunkCount(t)-1)},
-		"a chunk's key":             {damage: flipValue(2, 1, "chunks"), left: chunksBut(t, 2, everything), lost: chunkSize(t, 2)},
+		"nothing":          {damage: func(testing.TB, string) {}, left: everything},
+		"newest meta page": {damage: func(t testing.TB, p string) { flip(t, p, newest(t, p)+meta) }, left: "0-1019", skips: true},
+		"older meta page":  {damage: func(t testing.TB, p string) { flip(t, p, pageSize-newest(t, p)+meta) }, left: everything, skips: true},
+		"both meta pages":  {damage: func(t testing.TB, p string) { flip(t, p, meta); flip(t, p, pageSize+meta) }, aside: true},
+		"first tail value": {damage: flipValue(0, 0, "tail"), left: "0-999 1020-1039", lost: 20, skips: true},
+		"last tail value":  {damage: flipValue(1, 0, "tail"), left: "0-1019", lost: 20, skips: true},
+		"tail key":         {damage: flipValue(0, 0x40, "tail"), aside: true}, // the keys are out of order then
+		"first chunk":      {damage: flipValue(0, 0, "chunks"), left: chunksBut(t, 0, everything), lost: chunkSize(t, 0) - taken},
+		"a chunk":          {damage: flipValue(2, 0, "chunks"), left: chunksBut(t, 2, everything), lost: chunkSize(t, 2)},
+		"last chunk":       {damage: flipValue(-1+chunkCount(t), 0, "chunks"), left: chunksBut(t, chunkCount(t)-1, everything), lost: chunkSize(t, chunkCount(t)-1)},
+		"a chunk's key":    {damage: flipValue(2, 1, "chunks"), left: chunksBut(t, 2, everything), lost: chunkSize(t, 2)},
+		"first chunk is gone": {damage: func(t testing.TB, p string) {
+			db, err := bbolt.Open(p, 0, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			err = db.Update(func(tx *bbolt.Tx) error {
+				k, _ := tx.Bucket(bucketChunks).Cursor().First()
+				return tx.Bucket(bucketChunks).Delete(k)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, left: chunksBut(t, 0, everything), lost: chunkSize(t, 0) - taken, skips: true},
+		"number of positions": {damage: func(t testing.TB, p string) {
+			places, _, _ := place(t, p, 0, "sinks", "ps")
+			for _, at := range places { // the bucket lies within its parent's page: header, one element, key
+				patch(t, p, at-elementHeader-pageHeader+10, func(b []byte) { b[0] ^= 1 }, 1)
+			}
+		}, aside: true},
 		"a path":                    {damage: flipValue(0, 0, "paths"), aside: true},
 		"a boot":                    {damage: flipValue(0, 0, "boots"), aside: true},
 		"a sink's position":         {damage: flipValue(0, 0, "sinks", "ps"), aside: true},
@@ -562,6 +582,9 @@ func TestNumbersNeverComeTwice(t *testing.T) {
 		if err := f.Append([]Record{{id, sampleNumber(0)}}); !errors.Is(err, ErrCorrupt) {
 			t.Fatal(err)
 		}
+	}
+	if a, b := newBase(in1970), newBase(in1970); a == b {
+		t.Errorf("two files would begin at the same number, %d", a)
 	}
 	f.clock.now = newClock().now // now it is, and below what was used
 	panics = true

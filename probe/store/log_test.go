@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -114,6 +115,110 @@ func TestACommitThatFailedButReachedTheFile(t *testing.T) {
 		f.enable("s", false)
 	}
 	diff(t, "files set aside", 0, len(f.status().SetAside))
+}
+
+// Another file lies where the one was that a commit failed on: nothing in it is ours.
+func TestAnotherFileInItsPlace(t *testing.T) {
+	f, other := newFixture(t), newFixture(t)
+	id := f.register("a")[0]
+	f.add(id, 0, 10)
+	other.register("x", "y")
+	other.close()
+	f.openAfresh(f.file)
+	if err := os.Rename(other.cfg.Path, f.cfg.Path); err != nil {
+		t.Fatal(err)
+	}
+	f.add(id, 10, 1)
+	diff(t, "files set aside", 1, len(f.status().SetAside))
+	diff(t, "samples", 1, len(f.read(id)))
+	paths, err := f.Paths()
+	if err != nil {
+		t.Fatal(err)
+	}
+	diff(t, "paths", []Path{{ID: id, Name: "a"}}, paths)
+	f.reopen()
+	diff(t, "samples after reopening", 1, len(f.read(id)))
+}
+
+// With many paths folding takes several transactions; it may be killed between two of them.
+func TestFoldingCutShort(t *testing.T) {
+	f := newFixture(t)
+	ids := f.register("a", "b")
+	f.enable("s", false)
+	for i := range 4 {
+		f.add(ids[0], i*50, 50)
+		f.add(ids[1], i*50, 50)
+	}
+	f.write.Lock()
+	err := f.foldPaths(f.paths[1:2], f.tailNext, false)
+	f.write.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for _, id := range ids {
+			diff(t, "samples", wantNumbers(0, 0, 200), f.read(id))
+		}
+		diff(t, "totals", Totals{Offered: 400, Waiting: 400, Dropped: map[string]uint64{}}, f.totals("s"))
+		f.reopen()
+		f.enable("s", false)
+	}
+	diff(t, "log", 0, f.logs.Len())
+}
+
+// Whoever waits for the lock of a file that is set aside meanwhile must not get that file.
+func TestTheLockOfAFileThatWasMoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	owner, created, err := openLocked(path, false, time.Second)
+	if err != nil || !created {
+		t.Fatal(created, err)
+	}
+	second, err := os.OpenFile(path, os.O_RDWR, 0) // a waiter opens it like this, and then waits
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if !samePlace(path, second) {
+		t.Error("a file is not where it is")
+	}
+	got := make(chan *os.File, 1)
+	go func() {
+		f, _, err := openLocked(path, false, time.Minute)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- f
+	}()
+	for openFiles(t, path) < 3 { // until the waiter has it open
+		runtime.Gosched()
+	}
+	if _, err := moveAside(path, newClock().Now()); err != nil {
+		t.Fatal(err)
+	}
+	if samePlace(path, second) {
+		t.Error("a file that was moved is where it was")
+	}
+	owner.Close()
+	f := <-got
+	defer f.Close()
+	if !samePlace(path, f) {
+		t.Error("the waiter has locked the file that was set aside")
+	}
+}
+
+// openFiles returns how many descriptors of this process are of the file.
+func openFiles(t *testing.T, path string) (n int) {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if link, err := os.Readlink(fd); err == nil && link == path {
+			n++
+		}
+	}
+	return n
 }
 
 func TestChangedIsClosedByAnAppend(t *testing.T) {
@@ -318,8 +423,8 @@ func TestReadersDoNotDelayAppend(t *testing.T) {
 		})
 	}()
 	<-reading
-	for i := range 200 { // would hang here
-		f.add(id, 1000+i*50, 50)
+	for i := range 200 { // would hang here when the mapping has to grow
+		f.add(id, 1000+i*500, 500)
 		if i%50 == 0 {
 			if err := f.fold(); err != nil {
 				t.Fatal(err)
@@ -330,7 +435,7 @@ func TestReadersDoNotDelayAppend(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	diff(t, "samples", wantNumbers(0, 0, 11000), f.read(id))
+	diff(t, "samples", wantNumbers(0, 0, 101_000), f.read(id))
 }
 
 func TestAppendReadersSinksAndMaintainTogether(t *testing.T) {

@@ -176,6 +176,29 @@ func TestTheFileStaysWithinMaxBytes(t *testing.T) {
 	}
 }
 
+// What an earlier boot wrote is older, however long that boot had been up.
+func TestTheOldestIsOfTheFirstBoot(t *testing.T) {
+	f := newFixture(t)
+	ids := f.register("a", "b")
+	f.add(ids[1], 5000, 200)
+	f.cfg.Boot = "boot-2"
+	f.reopen()
+	f.add(ids[0], 0, 200)
+	if err := f.fold(); err != nil {
+		t.Fatal(err)
+	}
+	f.write.Lock()
+	_, err := f.drop(reasonMaxBytes, 1, func(*path, chunkHead) bool { return true })
+	f.write.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	diff(t, "samples of the second boot", 200, len(f.read(ids[0])))
+	if n := len(f.read(ids[1])); n >= 200 {
+		t.Errorf("%d samples of the first boot are left", n)
+	}
+}
+
 func TestConfigIsChecked(t *testing.T) {
 	f := newClosedFixture(t, func(c *Config) { c.MaxBytes = minMaxBytes - 1 })
 	if l, err := Open(f.cfg); err == nil {

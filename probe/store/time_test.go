@@ -166,6 +166,26 @@ func TestTimesAreFixedPerBoot(t *testing.T) {
 	diff(t, "times", want, times(f.read(id)))
 }
 
+func TestTimesAreFixedFromWithinAChunk(t *testing.T) {
+	f := newFixture(t)
+	id := f.register("a")[0]
+	f.enable("x", false)
+	f.SetOffset(synced(bootTime))
+	f.add(id, 0, 100)
+	f.deliver("x", id, 50)
+	f.cfg.Boot = "boot-2"
+	f.reopen() // and fold: the chunk of the first boot holds what was delivered and what was not
+	f.enable("x", false)
+	f.add(id, 100, 10)
+	if err := f.Commit("x", Update{Positions: map[PathID]uint64{id: 105}, Delivered: 55}); err != nil {
+		t.Fatal(err)
+	}
+	f.cfg.Boot = "boot-1"
+	f.reopen()
+	f.SetOffset(synced(bootTime.Add(time.Hour)))
+	diff(t, "times", since(bootTime, 0, 100), times(f.read(id))[:100])
+}
+
 func TestAnUndatedSampleThatASinkTookStaysUndated(t *testing.T) {
 	f := newFixture(t)
 	id := f.register("a")[0]
