@@ -162,7 +162,9 @@ func (l *Log) read(p *path, from uint64, limit int) (samples []Sample, runs []bo
 		var tail []run
 		if from >= folded {
 			for _, r := range p.tail {
-				tail = append(tail, *r) // appending to the tail later does not change what the copy sees
+				if r.end() > from {
+					tail = append(tail, *r) // appending to the tail later does not change what the copy sees
+				}
 			}
 		}
 		l.mu.RUnlock()

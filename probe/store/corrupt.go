@@ -87,9 +87,6 @@ func (l *Log) moveAside(cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asides = append(l.asides, aside{name: name, at: now})
-	if !l.loaded {
-		l.base = newBase(now)
-	}
 }
 
 // forget turns what is known into the beginning of a new file: the paths and sinks stay, their samples are gone and counted, numbers go

@@ -597,6 +597,18 @@ func TestNumbersNeverComeTwice(t *testing.T) {
 	}
 }
 
+// Killed, or out of space, between setting a file aside and beginning the next one: the numbers in it must not come again.
+func TestANewFileBesideOneThatWasSetAside(t *testing.T) {
+	f := damagedFixture(t)
+	if _, err := moveAside(f.cfg.Path, f.clock.Now()); err != nil {
+		t.Fatal(err)
+	}
+	f.open()
+	id := f.register("a")[0]
+	f.add(id, 0, 1)
+	diff(t, "numbers", []uint64{uint64(f.clock.Now().UnixMilli())}, numbers(f.read(id)))
+}
+
 func TestFilesAreNotSetAsideForEver(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Fault = func(op string) {

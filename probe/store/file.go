@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,8 +33,7 @@ const (
 type file struct {
 	bolt     *bbolt.DB
 	os       *os.File // owned by bolt
-	readOnly bool
-	doubtful bool // when it was opened a meta page was not valid, or it was there and empty: something may have been lost
+	doubtful bool     // when it was opened a meta page was not valid, or it was there and empty: something may have been lost
 
 	maxPages int64 // the file never has more
 	minFree  int64 // bytes that growing leaves free on the disk
@@ -120,7 +120,7 @@ func openFile(cfg Config, readOnly bool, aside func(cause error)) (_ *file, err 
 	if err != nil {
 		return nil, err
 	}
-	d := &file{os: f, info: info, readOnly: readOnly, maxPages: cfg.MaxBytes / pageSize, minFree: cfg.MinFreeBytes}
+	d := &file{os: f, info: info, maxPages: cfg.MaxBytes / pageSize, minFree: cfg.MinFreeBytes}
 	if created {
 		err = d.checkFree(growPages)
 	} else if d.doubtful = info.Size() == 0; !d.doubtful || readOnly {
@@ -276,9 +276,19 @@ func diskError(err error) error {
 	return err
 }
 
+const asideInfix = ".corrupt-"
+
+// hasAsides reports whether files were set aside from path, by this process or by one that was killed before it could begin a new file.
+func hasAsides(path string) bool {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	return err == nil && slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		return strings.HasPrefix(e.Name(), filepath.Base(path)+asideInfix)
+	})
+}
+
 // moveAside renames path to a name that did not exist and returns it.
 func moveAside(path string, now time.Time) (string, error) {
-	base := path + ".corrupt-" + now.UTC().Format("20060102T150405.000Z")
+	base := path + asideInfix + now.UTC().Format("20060102T150405.000Z")
 	for i := 1; ; i++ {
 		name := base
 		if i > 1 {

@@ -105,9 +105,9 @@ func (l *Log) begin(f *file) error {
 	case empty:
 		l.mu.Lock()
 		l.findBoot()
-		if f.doubtful && !l.loaded {
+		if !l.loaded && (f.doubtful || hasAsides(l.cfg.Path)) {
 			l.base = newBase(l.cfg.Now())
-			l.log.Error("store file was there but empty, numbers skip ahead", zap.String("file", l.cfg.Path), zap.Uint64("number", l.base))
+			l.log.Warn("a store file was here before, numbers skip ahead", zap.String("file", l.cfg.Path), zap.Uint64("number", l.base))
 		}
 		l.loaded = true
 		l.mu.Unlock()
@@ -265,7 +265,7 @@ func (l *Log) recover(f *file, damaged [][]byte) error {
 		if len(damaged) > 0 {
 			upTo = l.tailFirst // the damaged values are moved below
 		}
-		if err := l.foldPaths(paths, upTo, last); errors.Is(err, ErrNoSpace) && len(damaged) == 0 && !f.doubtful {
+		if err := l.foldPaths(paths, upTo, last); errors.Is(err, ErrNoSpace) && len(damaged) == 0 && !f.doubtful && !l.behind() {
 			return nil // the tail can wait until there is room
 		} else if err != nil {
 			return err
@@ -292,8 +292,8 @@ func (l *Log) behind() bool {
 	return false
 }
 
-// skipAhead moves the next number of every path, its tail folded, to one that cannot have been used, keeps the damaged tail values for analysis, and counts
-// what the sinks lost.
+// skipAhead moves the next number of every path, its tail folded, to one that cannot have been used, keeps the damaged tail values for
+// analysis, and counts what the sinks lost.
 func (l *Log) skipAhead(damaged [][]byte) error {
 	base := newBase(l.cfg.Now())
 	var paths []*path
