@@ -115,4 +115,81 @@ enum verdict {
 	VERDICT__MAX
 };
 
+/*
+ * What follows is the reflector's.
+ */
+
+/* IPv4 addresses are kept v4-mapped here too. */
+struct address {
+	__be64 words[2];
+};
+
+struct listen_key {
+	struct address address;
+	__be16 port;
+	__u16 pad[3]; /* zero: it is hashed too */
+};
+
+_Static_assert(sizeof(struct listen_key) == 24, "listen_key has no hidden padding");
+
+struct prefix_key {
+	__u32 length; /* bits that count, from family on; of an IPv4 prefix 96 more */
+	__u32 family; /* 4 or 6: ::/0 is not all of IPv4 */
+	__be32 address[4];
+};
+
+_Static_assert(sizeof(struct prefix_key) == 24, "prefix_key has no hidden padding");
+
+struct bucket {
+	__u64 paid; /* CLOCK_MONOTONIC ns up to which requests are paid for */
+};
+
+/*
+ * How the reflector leaves a packet. Again the first ones are not counted.
+ * Those that parse.h gives have the same number as there.
+ */
+enum reflect_verdict {
+	REFLECT_NOT_IP = VERDICT_NOT_IP,
+	REFLECT_NOT_UDP = VERDICT_NOT_UDP,
+	REFLECT_OTHER_PORT = VERDICT_OTHER_PORT, /* none of our sockets' */
+	REFLECT_OTHER_ADDRESS,			 /* to our port, but elsewhere */
+	REFLECT__FOREIGN_MAX,
+
+	/* Passed to the socket, which may answer. */
+	REFLECT_UNPARSED = VERDICT_UNPARSED,
+	REFLECT_IP_OPTIONS = VERDICT_IP_OPTIONS,
+	REFLECT_FRAGMENT = VERDICT_FRAGMENT,
+	REFLECT_EXTENSION_HEADER = VERDICT_EXTENSION_HEADER,
+	REFLECT_TAGGED,	      /* belongs to a VLAN device above this one */
+	REFLECT_MERGED,	      /* several datagrams in one (GRO); the stack splits it */
+	REFLECT_OTHER_HOST,   /* of the link: broadcast, or seen in passing */
+	REFLECT_BAD_LENGTH,   /* UDP and IP disagree, or cut short */
+	REFLECT_NO_CHECKSUM,  /* over IPv6; the stack drops it */
+	REFLECT_SHORT,	      /* its answer would be longer */
+	REFLECT_TLVS,	      /* others than one Extra Padding */
+	REFLECT_NOT_WRITABLE, /* no memory */
+
+	REFLECT_ANSWERED,
+	REFLECT__REFUSED_MIN,
+
+	/* Dropped here; the socket would do the same. */
+	REFLECT_OWN_PORT = REFLECT__REFUSED_MIN, /* two reflectors could go on for ever */
+	REFLECT_BAD_ADDRESS,			 /* from or to one that has no business here */
+	REFLECT_NOT_ALLOWED,
+	REFLECT_TOO_SHORT,
+	REFLECT_RATE_LIMITED,
+	REFLECT_SEND_FAILED, /* half changed */
+
+	REFLECT__MAX
+};
+
+_Static_assert((int)REFLECT__FOREIGN_MAX == (int)VERDICT__FOREIGN_MAX, "both end the foreign ones");
+
+struct counter_key {
+	__u32 ifindex;
+	enum reflect_verdict verdict;
+};
+
+_Static_assert(sizeof(struct counter_key) == 8, "counter_key has no hidden padding");
+
 #endif

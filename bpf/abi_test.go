@@ -7,17 +7,23 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 )
 
-func objectTypes(t *testing.T) *btf.Spec {
+// objectSpecs are the programs and maps as they are compiled in.
+func objectSpecs(t *testing.T) map[string]*ebpf.CollectionSpec {
 	t.Helper()
-	spec, err := loadXtwamp()
+	xtwamp, err := loadXtwamp()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return spec.Types
+	reflect, err := loadReflect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]*ebpf.CollectionSpec{"xtwamp": xtwamp, "reflect": reflect}
 }
 
 // field is a struct member by its place, named alike in C and Go.
@@ -31,15 +37,24 @@ func plain(name string) string {
 }
 
 func TestLayoutsOfObjectAndGoAgree(t *testing.T) {
-	types := objectTypes(t)
-	for name, value := range map[string]any{
-		"sample":     xtwampSample{},
-		"path_key":   xtwampPathKey{},
-		"probe_path": xtwampProbePath{},
+	specs := objectSpecs(t)
+	for name, in := range map[string]struct {
+		object string
+		value  any
+	}{
+		"sample":      {"xtwamp", xtwampSample{}},
+		"path_key":    {"xtwamp", xtwampPathKey{}},
+		"probe_path":  {"xtwamp", xtwampProbePath{}},
+		"address":     {"reflect", reflectAddress{}},
+		"listen_key":  {"reflect", reflectListenKey{}},
+		"prefix_key":  {"reflect", reflectPrefixKey{}},
+		"bucket":      {"reflect", reflectBucket{}},
+		"counter_key": {"reflect", reflectCounterKey{}},
 	} {
+		value := in.value
 		t.Run(name, func(t *testing.T) {
 			var c *btf.Struct
-			if err := types.TypeByName(name, &c); err != nil {
+			if err := specs[in.object].Types.TypeByName(name, &c); err != nil {
 				t.Fatal(err)
 			}
 			want := []field{{"sizeof", 0, int(c.Size)}}
@@ -75,10 +90,10 @@ func TestLayoutsOfObjectAndGoAgree(t *testing.T) {
 
 // enumerators returns what an enum of the object names, without the prefix and
 // without marks such as VERDICT__MAX.
-func enumerators(t *testing.T, enum, prefix string) map[string]uint64 {
+func enumerators(t *testing.T, object, enum, prefix string) map[string]uint64 {
 	t.Helper()
 	var e *btf.Enum
-	if err := objectTypes(t).TypeByName(enum, &e); err != nil {
+	if err := objectSpecs(t)[object].Types.TypeByName(enum, &e); err != nil {
 		t.Fatal(err)
 	}
 	values := make(map[string]uint64)
@@ -99,7 +114,7 @@ func TestEveryVerdictHasItsName(t *testing.T) {
 	for v := range VerdictMax {
 		got[v.String()] = uint64(v)
 	}
-	if diff := cmp.Diff(enumerators(t, "verdict", "VERDICT_"), got); diff != "" {
+	if diff := cmp.Diff(enumerators(t, "xtwamp", "verdict", "VERDICT_"), got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	if got := VerdictMax.String(); got != "verdict 25" {
@@ -107,13 +122,26 @@ func TestEveryVerdictHasItsName(t *testing.T) {
 	}
 }
 
+func TestEveryReflectVerdictHasItsName(t *testing.T) {
+	got := make(map[string]uint64)
+	for v := range ReflectVerdictMax {
+		got[v.String()] = uint64(v)
+	}
+	if diff := cmp.Diff(enumerators(t, "reflect", "reflect_verdict", "REFLECT_"), got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if got := ReflectVerdictMax.String(); got != "verdict 23" {
+		t.Errorf("unknown verdict is called %q", got)
+	}
+}
+
 func TestFlagsAndProfilesHaveTheirValues(t *testing.T) {
 	want := map[string]uint64{"sent": 1, "answered": 2, "has_times": 4, "has_ttl": 8, "duplicate": 16}
-	if diff := cmp.Diff(want, enumerators(t, "sample_flag", "SAMPLE_")); diff != "" {
+	if diff := cmp.Diff(want, enumerators(t, "xtwamp", "sample_flag", "SAMPLE_")); diff != "" {
 		t.Errorf("flags (-want +got)\n%s", diff)
 	}
 	want = map[string]uint64{"stamp": 0, "twamp_light": 1, "doublezero": 2}
-	if diff := cmp.Diff(want, enumerators(t, "profile", "PROFILE_")); diff != "" {
+	if diff := cmp.Diff(want, enumerators(t, "xtwamp", "profile", "PROFILE_")); diff != "" {
 		t.Errorf("profiles (-want +got)\n%s", diff)
 	}
 }
@@ -129,19 +157,17 @@ func TestPortsAreAloneInTheirSection(t *testing.T) {
 	}
 }
 
-// Nothing in the object may ask for the types of a certain kernel.
-func TestObjectNeedsNoKernelTypes(t *testing.T) {
-	spec, err := loadXtwamp()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, p := range spec.Programs {
-		if p.License != "Dual BSD/GPL" {
-			t.Errorf("%s is licensed %q", name, p.License)
-		}
-		for _, insn := range p.Instructions {
-			if btf.CORERelocationMetadata(&insn) != nil || insn.IsKfuncCall() {
-				t.Errorf("%s: %v", name, insn)
+// Nothing in the objects may ask for the types of a certain kernel.
+func TestObjectsNeedNoKernelTypes(t *testing.T) {
+	for _, spec := range objectSpecs(t) {
+		for name, p := range spec.Programs {
+			if p.License != "Dual BSD/GPL" {
+				t.Errorf("%s is licensed %q", name, p.License)
+			}
+			for _, insn := range p.Instructions {
+				if btf.CORERelocationMetadata(&insn) != nil || insn.IsKfuncCall() {
+					t.Errorf("%s: %v", name, insn)
+				}
 			}
 		}
 	}

@@ -53,13 +53,33 @@ type Device struct {
 	LinkHeader int    // bytes in front of the IP header: 14 (Ethernet, loopback) or 0
 }
 
-// Attachment is a pair of programs on a device, one per direction.
+// Attachment is what is attached to a device, by a [Datapath] one program per
+// direction.
 type Attachment struct {
-	datapath *Datapath
-	parts    []io.Closer // in the order attached
+	owner owner
+	parts []io.Closer // in the order attached
 
 	once sync.Once
 	err  error
+}
+
+// owner is who attached something, and closes it if nobody else does.
+type owner interface {
+	has(*Attachment) bool
+	forget(*Attachment)
+}
+
+func (d *Datapath) has(a *Attachment) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.attachments[a]
+	return ok
+}
+
+func (d *Datapath) forget(a *Attachment) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.attachments, a)
 }
 
 // Attach puts the programs on both directions of a device, or on none. The
@@ -78,15 +98,15 @@ func (d *Datapath) Attach(dev Device, h Hook, fa FilterAdder) (_ *Attachment, er
 		return nil, fmt.Errorf("attach to %s: %w", dev.Name, err)
 	}
 
-	a := &Attachment{datapath: d}
+	a := &Attachment{owner: d}
 	// Ingress first: a probe that gets a T1 then never lacks a T4 for want of
 	// the program.
 	for _, egress := range []bool{false, true} {
-		prog := progs.XtwampIngress
+		prog, role := progs.XtwampIngress, roleIngress
 		if egress {
-			prog = progs.XtwampEgress
+			prog, role = progs.XtwampEgress, roleEgress
 		}
-		part, err := attachOne(dev, h, fa, prog, egress)
+		part, err := attachOne(dev, h, fa, prog, role)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("attach to %s: %w", dev.Name, err), a.close())
 		}
@@ -96,7 +116,8 @@ func (d *Datapath) Attach(dev Device, h Hook, fa FilterAdder) (_ *Attachment, er
 	return a, nil
 }
 
-func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, egress bool) (io.Closer, error) {
+func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, r role) (io.Closer, error) {
+	egress := r == roleEgress
 	switch h {
 	case TCX:
 		at := ebpf.AttachTCXIngress
@@ -118,7 +139,7 @@ func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, egress bo
 		return l, nil
 
 	case Clsact:
-		name, err := filterName(egress)
+		name, err := filterName(r)
 		if err != nil {
 			return nil, err
 		}
@@ -134,15 +155,12 @@ func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, egress bo
 	return nil, fmt.Errorf("%v: %w", h, ErrNotSupported)
 }
 
-// Alive says whether both programs are still attached. It is false once the
+// Alive says whether all of it is still attached. It is false once the
 // device is gone, even if one of the same name has taken its place. For
 // [Clsact] it can only tell if what the [FilterAdder] returned has a method
 // Alive() bool; otherwise it is true until Close.
 func (a *Attachment) Alive() bool {
-	a.datapath.mu.Lock()
-	_, attached := a.datapath.attachments[a]
-	a.datapath.mu.Unlock()
-	if !attached {
+	if !a.owner.has(a) {
 		return false
 	}
 	for _, p := range a.parts {
@@ -163,9 +181,7 @@ func (a *Attachment) Alive() bool {
 
 // Close detaches the programs. It may be called again.
 func (a *Attachment) Close() error {
-	a.datapath.mu.Lock()
-	delete(a.datapath.attachments, a)
-	a.datapath.mu.Unlock()
+	a.owner.forget(a)
 	return a.close()
 }
 

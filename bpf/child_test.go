@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,7 +34,7 @@ func runChild(role string) int {
 	return 0
 }
 
-// childAttach loads and attaches both kinds of programs to loopback.
+// childAttach loads and attaches both kinds of all programs to loopback.
 func childAttach() error {
 	d, err := Load(testConfig)
 	if err != nil {
@@ -48,7 +49,23 @@ func childAttach() error {
 			return fmt.Errorf("not attached")
 		}
 	}
-	return d.Close()
+	r, err := LoadReflector(testReflectorConfig)
+	if err != nil {
+		return errors.Join(err, d.Close())
+	}
+	if err := r.SetClock(1, 1); err != nil { // by a mapping of the process
+		return err
+	}
+	for _, header := range []int{ethernetHeader, 0} {
+		a, err := r.Attach(Device{Index: 1, Name: "lo", LinkHeader: header}, TCX, nil)
+		if err != nil {
+			return err
+		}
+		if err := a.Close(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(r.Close(), d.Close())
 }
 
 // childHide lets a child without the kernel's BTF attach, with its own rights.

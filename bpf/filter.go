@@ -16,13 +16,22 @@ import (
 // A clsact filter stays when its process is killed, and other processes of ours
 // may have theirs beside it. Its name therefore says whose it is:
 //
-//	xtwamp-<inode of the pid namespace>-<pid>-<start time>-<ingress|egress>
+//	xtwamp-<inode of the pid namespace>-<pid>-<start time>-<ingress|egress|reflect>
 //
 // Start time is field 22 of /proc/<pid>/stat and tells a process from a later
 // one with the same pid.
 const filterPrefix = "xtwamp"
 
-func filterName(egress bool) (string, error) {
+// role is what a program does on a device.
+type role string
+
+const (
+	roleIngress role = "ingress"
+	roleEgress  role = "egress"
+	roleReflect role = "reflect" // at ingress
+)
+
+func filterName(r role) (string, error) {
 	space, err := pidNamespace()
 	if err != nil {
 		return "", fmt.Errorf("name filter: %w", err)
@@ -31,11 +40,7 @@ func filterName(egress bool) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("name filter: %w", err)
 	}
-	direction := "ingress"
-	if egress {
-		direction = "egress"
-	}
-	return fmt.Sprintf("%s-%d-%d-%d-%s", filterPrefix, space, os.Getpid(), self.start, direction), nil
+	return fmt.Sprintf("%s-%d-%d-%d-%s", filterPrefix, space, os.Getpid(), self.start, r), nil
 }
 
 // FilterOwnerDead says whether a clsact filter was left behind by a process of
@@ -43,7 +48,12 @@ func filterName(egress bool) (string, error) {
 // another pid namespace, and where it cannot be told.
 func FilterOwnerDead(name string) bool {
 	f := strings.Split(name, "-")
-	if len(f) != 5 || f[0] != filterPrefix || (f[4] != "ingress" && f[4] != "egress") {
+	if len(f) != 5 || f[0] != filterPrefix {
+		return false
+	}
+	switch role(f[4]) {
+	case roleIngress, roleEgress, roleReflect:
+	default:
 		return false
 	}
 	space, err1 := strconv.ParseUint(f[1], 10, 64)

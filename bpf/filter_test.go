@@ -12,7 +12,7 @@ import (
 
 func ownName(t *testing.T) (name string, space uint64, start uint64) {
 	t.Helper()
-	name, err := filterName(false)
+	name, err := filterName(roleIngress)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestFilterNameTellsItsOwner(t *testing.T) {
 	if want := fmt.Sprintf("xtwamp-%d-%d-%d-ingress", space, os.Getpid(), start); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	got, err := filterName(true)
+	got, err := filterName(roleEgress)
 	if err != nil || !strings.HasSuffix(got, "-egress") {
 		t.Errorf("got %q, %v", got, err)
 	}
@@ -67,6 +67,7 @@ func TestFilterOwnerIsDeadOnlyIfThatIsCertain(t *testing.T) {
 	}{
 		{own, false},
 		{childName, true},
+		{strings.TrimSuffix(childName, "egress") + "reflect", true},
 		{fmt.Sprintf("xtwamp-%d-%d-%d-ingress", space, pid, start-1), true}, // our pid, used before
 		{fmt.Sprintf("xtwamp-%d-%d-%d-ingress", space+1, child.Process.Pid, p.start), false},
 		{fmt.Sprintf("other-%d-%d-%d-ingress", space, child.Process.Pid, p.start), false},

@@ -14,3 +14,4 @@ package bpf
 //   - -nostdinc keeps the build machine's headers out.
 //
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type profile -type sample_flag xtwamp xtwamp.bpf.c -- -O2 -mcpu=v3 -nostdinc -Iheaders -Wall -Wextra -Werror -Wno-sign-compare -Wno-unused-parameter
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type reflect_verdict reflect reflect.bpf.c -- -O2 -mcpu=v3 -nostdinc -Iheaders -Wall -Wextra -Werror -Wno-sign-compare -Wno-unused-parameter

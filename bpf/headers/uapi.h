@@ -30,9 +30,19 @@ typedef _Bool bool;
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_HASH = 5,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_LPM_TRIE = 11,
 	BPF_MAP_TYPE_RINGBUF = 27, /* since 5.8 */
 };
+
+#define BPF_F_NO_PREALLOC 1 /* of a map */
+
+#define BPF_NOEXIST 1 /* of an update */
+
+#define BPF_F_RECOMPUTE_CSUM 1	       /* bpf_skb_store_bytes */
+#define BPF_F_MARK_MANGLED_0 (1U << 5) /* bpf_l4_csum_replace */
 
 struct __sk_buff {
 	__u32 len;
@@ -72,6 +82,14 @@ struct __sk_buff {
 
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT 2
+
+/* linux/if_packet.h */
+
+#define PACKET_HOST 0
+
+/* net/flow.h in the kernel */
+
+#define LOOPBACK_IFINDEX 1
 
 /* linux/if_ether.h */
 

@@ -1,0 +1,844 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+var testReflectorConfig = ReflectorConfig{Rate: 1000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4}
+
+const (
+	testOffset   = 1_768_478_400_123_456_789 // ns: January 2026 at boot
+	testEstimate = 0x8587
+	packetHost   = 0
+)
+
+// question is a packet that asks for an answer, and all that decides over it.
+// The base question of each kind is answered; a case changes one thing.
+type question struct {
+	linkless bool
+	packet   packet
+	raw      func([]byte) []byte // last change, of the bytes
+	segments uint32
+	tagged   bool
+	keep     int // frame bytes left when the program sees it; 0: all
+	kind     int32
+	loopback bool
+
+	listeners []netip.AddrPort
+	peers     []netip.Addr
+	prefixes  []netip.Prefix
+}
+
+func baseQuestion(v6, linkless bool) *question {
+	// A linkless packet's bytes 12 and 13 make it what it is, see local4.
+	from, to := local4, remote4
+	if v6 {
+		from, to = local6, remote6
+	}
+	return &question{
+		linkless: linkless,
+		packet: packet{source: from, destination: to, ttl: 61, tos: 0xb9, ethernet: !linkless,
+			payload: probePayload(profileStamp)},
+		kind:      packetHost,
+		listeners: []netip.AddrPort{to, netip.MustParseAddrPort("192.0.2.1:863")},
+		peers:     []netip.Addr{from.Addr()},
+	}
+}
+
+// answerTo is the payload of the answer but for T2 and T3, or nil and why there
+// is none. It follows the table of RFC 8762 and 8972 with no help from the
+// program or from package twamp.
+func answerTo(req []byte, ttl uint8) ([]byte, ReflectVerdict) {
+	if len(req) < 44 {
+		return nil, ReflectShort
+	}
+	if len(req) == 48 && bytes.Equal(req[12:], make([]byte, 36)) {
+		return slices.Clone(req), ReflectAnswered
+	}
+	b := slices.Clone(req)
+	clear(b[4:44])
+	binary.BigEndian.PutUint16(b[12:], testEstimate)
+	copy(b[14:16], req[14:16])
+	copy(b[24:38], req[:14])
+	b[40] = ttl
+	tail := b[44:]
+	if len(tail) < 4 || bytes.Equal(tail[:4], make([]byte, 4)) {
+		return b, ReflectAnswered
+	}
+	if tail[1] != 1 || int(binary.BigEndian.Uint16(tail[2:])) != len(tail)-4 {
+		return nil, ReflectTLVs
+	}
+	tail[0] &= 0x1f
+	return b, ReflectAnswered
+}
+
+// decide is the model of the whole program, for packets that are what their
+// headers say.
+func decide(q *question) ReflectVerdict {
+	source, at := q.packet.source, q.packet.destination
+	loop := source.Addr().IsLoopback() || at.Addr().IsLoopback()
+	allowed := slices.Contains(q.peers, source.Addr()) ||
+		slices.ContainsFunc(q.prefixes, func(p netip.Prefix) bool { return p.Contains(source.Addr()) })
+	ours := func(port uint16) bool {
+		return slices.ContainsFunc(q.listeners, func(l netip.AddrPort) bool { return l.Port() == port })
+	}
+	switch {
+	case !ours(at.Port()):
+		return ReflectOtherPort
+	case !slices.Contains(q.listeners, at):
+		return ReflectOtherAddress
+	case ours(source.Port()):
+		return ReflectOwnPort
+	case source.Addr().IsUnspecified(), source.Addr().IsMulticast(), source.Addr().Is4In6(),
+		source.Addr() == netip.MustParseAddr("255.255.255.255"), loop && !q.loopback:
+		return ReflectBadAddress
+	case !allowed:
+		return ReflectNotAllowed
+	case len(q.packet.payload) < 14:
+		return ReflectTooShort
+	}
+	_, v := answerTo(q.packet.payload, q.packet.ttl)
+	return v
+}
+
+// failer is what testing and rapid have in common.
+type failer interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Fatal(args ...any)
+}
+
+type reflectStage struct {
+	*Reflector
+	t         testing.TB // of the stage, not of one question
+	namespace string
+	device    uint32 // in namespace, and not loopback
+	prepared  map[reflectPreparation]*ebpf.Program
+}
+
+type reflectPreparation struct {
+	linkless, tagged bool
+	keep             int
+	kind             int32
+}
+
+func testLoadReflector(t testing.TB, cfg ReflectorConfig) *Reflector {
+	t.Helper()
+	requireRoot(t)
+	r, err := loadReflector(cfg, true)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := r.SetClock(testOffset, testEstimate); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// newReflectStage makes a reflector that counts for loopback and for another
+// device, without being attached to either.
+func newReflectStage(t testing.TB, cfg ReflectorConfig) *reflectStage {
+	t.Helper()
+	st := &reflectStage{
+		t:         t,
+		Reflector: testLoadReflector(t, cfg),
+		namespace: newNamespace(t),
+		device:    7,
+		prepared:  make(map[reflectPreparation]*ebpf.Program),
+	}
+	run(t, "ip", "-n", st.namespace, "link", "add", "d0", "index", "7", "type", "veth", "peer", "name", "d1")
+	run(t, "ip", "-n", st.namespace, "link", "set", "d0", "up")
+	for _, index := range []int{1, int(st.device)} {
+		if err := st.beginCounting(Device{Index: index}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return st
+}
+
+// programFor sets what the skb says of a packet, as the kernel does on receive,
+// and then runs ours.
+func (st *reflectStage) programFor(p reflectPreparation) *ebpf.Program {
+	t := st.t
+	t.Helper()
+	if prog := st.prepared[p]; prog != nil {
+		return prog
+	}
+	header := ethernetHeader
+	if p.linkless {
+		header = 0
+	}
+	st.mu.Lock()
+	prog, err := st.program(header)
+	st.mu.Unlock()
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	insns := asm.Instructions{asm.Mov.Imm(asm.R2, p.kind), asm.FnSkbChangeType.Call(), asm.Mov.Reg(asm.R1, asm.R6)}
+	if p.tagged {
+		insns = append(insns,
+			asm.Mov.Imm(asm.R2, 0x0081), // htons(ETH_P_8021Q)
+			asm.Mov.Imm(asm.R3, 10),
+			asm.FnSkbVlanPush.Call(),
+			asm.Mov.Reg(asm.R1, asm.R6))
+	}
+	if p.keep > 0 {
+		insns = append(insns,
+			asm.Mov.Imm(asm.R2, int32(p.keep)),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnSkbChangeTail.Call())
+	}
+	st.prepared[p] = before(t, prog, insns...)
+	return st.prepared[p]
+}
+
+// reaction is what the program did.
+type reaction struct {
+	verdict ReflectVerdict
+	action  int32
+	frame   []byte
+}
+
+func (st *reflectStage) ask(t failer, q *question) reaction {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(st.SetListeners(q.listeners))
+	must(st.SetPeers(q.peers))
+	must(st.SetPrefixes(q.prefixes))
+	in := q.packet.bytes()
+	if q.raw != nil {
+		in = q.raw(in)
+	}
+	ifindex := st.device
+	if q.loopback {
+		ifindex = 1
+	}
+	prog := st.programFor(reflectPreparation{q.linkless, q.tagged, q.keep, q.kind})
+	dev := Device{Index: int(ifindex), Name: "test"}
+	before, err := st.counts(dev)
+	must(err)
+	opts := ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256),
+		Context: skbContext{Ifindex: ifindex, GSOSegs: q.segments, GSOSize: q.segments * 8}}
+	var action uint32
+	start := monotonic(st.t)
+	inNamespace(st.t, st.namespace, func() { action, err = prog.Run(&opts) })
+	must(err)
+	end := monotonic(st.t)
+	after, err := st.counts(dev)
+	must(err)
+	r := reaction{verdict: math.MaxUint32, action: int32(action), frame: opts.DataOut}
+	for v := range ReflectVerdictMax {
+		switch after[v] - before[v] {
+		case 0:
+		case 1:
+			if r.verdict != math.MaxUint32 {
+				t.Errorf("two verdicts: %v and %v", r.verdict, v)
+			}
+			r.verdict = v
+		default:
+			t.Errorf("%v: counted %d times", v, after[v]-before[v])
+		}
+	}
+	if r.verdict == ReflectAnswered {
+		st.check(t, q, r, start, end)
+		return r
+	}
+	if q.keep > 0 {
+		in = in[:q.keep]
+	}
+	if !bytes.Equal(in, r.frame) {
+		t.Errorf("%v, but the packet is changed\n%s%s", r.verdict, hex.Dump(in), hex.Dump(r.frame))
+	}
+	want := int32(-1) // TC_ACT_UNSPEC
+	if r.verdict > ReflectAnswered {
+		want = 2 // TC_ACT_SHOT
+	}
+	if r.action != want {
+		t.Errorf("%v: action %d, want %d", r.verdict, r.action, want)
+	}
+	return r
+}
+
+// check compares every byte of an answer with what it has to be.
+func (st *reflectStage) check(t failer, q *question, r reaction, start, end uint64) {
+	t.Helper()
+	if r.action != 7 { // TC_ACT_REDIRECT
+		t.Errorf("answered with action %d", r.action)
+	}
+	payload, verdict := answerTo(q.packet.payload, q.packet.ttl)
+	if verdict != ReflectAnswered {
+		t.Fatalf("answered what is %v", verdict)
+	}
+	p := q.packet
+	if at := p.data(); !bytes.Equal(payload, p.payload) {
+		// T2 and T3 lie within the run, and are rounded as they have to be.
+		last := start
+		for _, field := range []int{16, 4} {
+			wire := binary.BigEndian.Uint64(r.frame[at+field:])
+			fraction := wire & math.MaxUint32
+			ns := (wire>>32-2_208_988_800)*1_000_000_000 + fraction*1_000_000_000>>32 - testOffset
+			if ns < last || ns > end {
+				t.Errorf("time at byte %d: %d is not between %d and %d", field, ns, last, end)
+			}
+			if nsec := (ns + testOffset) % 1_000_000_000; fraction != (nsec<<32+999_999_999)/1_000_000_000 {
+				t.Errorf("%d ns are rounded to %#x", nsec, fraction)
+			}
+			last = ns
+			binary.BigEndian.PutUint64(payload[field:], wire)
+		}
+	}
+	p.source, p.destination = p.destination, p.source
+	p.ttl, p.tos, p.payload = 255, p.tos&^3, payload
+	want := p.bytes()
+	if p.ethernet {
+		copy(want, []byte{2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1})
+	}
+	if q.raw != nil {
+		return // what the case changed is the case's to check
+	}
+	if !bytes.Equal(want, r.frame) {
+		t.Errorf("answer\n%swant\n%s", hex.Dump(r.frame), hex.Dump(want))
+	}
+}
+
+func (q *question) put(at int, b ...byte) {
+	q.raw = func(in []byte) []byte {
+		copy(in[q.packet.ip()+at:], b)
+		return in
+	}
+}
+
+func (q *question) from(a string) {
+	q.packet.source = netip.AddrPortFrom(netip.MustParseAddr(a), q.packet.source.Port())
+}
+
+// to sends the question there, which is an address of ours.
+func (q *question) to(a string) {
+	q.packet.destination = netip.AddrPortFrom(netip.MustParseAddr(a), q.packet.destination.Port())
+	q.listeners = append(q.listeners, q.packet.destination)
+}
+
+func (q *question) size(n int) {
+	b := make([]byte, n)
+	copy(b, q.packet.payload)
+	q.packet.payload = b
+}
+
+func (q *question) tail(b ...byte) {
+	q.packet.payload = append(slices.Clone(q.packet.payload[:44]), b...)
+}
+
+func (q *question) allowAll() {
+	q.prefixes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+}
+
+func v4Only(q *question) bool       { return q.packet.source.Addr().Is4() }
+func v6Only(q *question) bool       { return q.packet.source.Addr().Is6() }
+func ethernetOnly(q *question) bool { return !q.linkless }
+func both(f, g func(*question) bool) func(*question) bool {
+	return func(q *question) bool { return f(q) && g(q) }
+}
+
+var reflectCases = []struct {
+	name   string
+	only   func(*question) bool // nil: makes sense in every question
+	change func(q *question)
+	want   ReflectVerdict
+}{
+	{name: "base", change: func(q *question) {}, want: ReflectAnswered},
+	{name: "doublezero", change: func(q *question) { q.packet.payload = probePayload(profileDoubleZero) }, want: ReflectAnswered},
+	{name: "doublezero with its last byte set", change: func(q *question) {
+		q.packet.payload = probePayload(profileDoubleZero)
+		q.packet.payload[47] = 1
+	}, want: ReflectTLVs},
+	{name: "doublezero with byte 12 set", change: func(q *question) {
+		q.packet.payload = probePayload(profileDoubleZero)
+		q.packet.payload[12] = 1
+	}, want: ReflectAnswered},
+	{name: "zeros from byte 12 on, but of 47 bytes", change: func(q *question) { q.packet.payload = probePayload(profileDoubleZero)[:47] }, want: ReflectAnswered},
+	{name: "error estimate 0", change: func(q *question) { clear(q.packet.payload[12:14]) }, want: ReflectAnswered},
+	{name: "no byte zero", change: func(q *question) {
+		for i := range q.packet.payload {
+			q.packet.payload[i] |= 0x81
+		}
+	}, want: ReflectAnswered},
+	{name: "all ones", change: func(q *question) {
+		for i := range q.packet.payload {
+			q.packet.payload[i] = 0xff
+		}
+	}, want: ReflectAnswered},
+	{name: "all zeros", change: func(q *question) { clear(q.packet.payload) }, want: ReflectAnswered},
+	{name: "tail of 1", change: func(q *question) { q.tail(0xff) }, want: ReflectAnswered},
+	{name: "tail of 3", change: func(q *question) { q.tail(0x80, 1, 0) }, want: ReflectAnswered},
+	{name: "tail of 4 zeros", change: func(q *question) { q.tail(0, 0, 0, 0) }, want: ReflectAnswered},
+	{name: "zeros, then a TLV", change: func(q *question) { q.tail(0, 0, 0, 0, 0x80, 4, 0, 0) }, want: ReflectAnswered},
+	{name: "1472 bytes, zeros", change: func(q *question) { q.size(1472) }, want: ReflectAnswered},
+	{name: "1473 bytes, zeros", change: func(q *question) { q.size(1473) }, want: ReflectAnswered},
+	{name: "padding of 0", change: func(q *question) { q.tail(0x80, 1, 0, 0) }, want: ReflectAnswered},
+	{name: "padding of 5", change: func(q *question) { q.tail(0x80, 1, 0, 5, 1, 2, 3, 4, 5) }, want: ReflectAnswered},
+	{name: "padding with every flag", change: func(q *question) { q.tail(0xff, 1, 0, 1, 9) }, want: ReflectAnswered},
+	{name: "padding without a flag", change: func(q *question) { q.tail(0, 1, 0, 1, 9) }, want: ReflectAnswered},
+	{name: "padding of 1024", change: func(q *question) { q.tail(append([]byte{0x80, 1, 4, 0}, make([]byte, 1024)...)...) }, want: ReflectAnswered},
+	{name: "padding that ends early", change: func(q *question) { q.tail(0x80, 1, 0, 1, 9, 9) }, want: ReflectTLVs},
+	{name: "padding that ends late", change: func(q *question) { q.tail(0x80, 1, 0, 3, 9, 9) }, want: ReflectTLVs},
+	{name: "padding of 256 too many", change: func(q *question) { q.tail(0x80, 1, 1, 1, 9) }, want: ReflectTLVs},
+	{name: "class of service", change: func(q *question) { q.tail(0x80, 4, 0, 4, 0xb8, 0, 0, 0) }, want: ReflectTLVs},
+	{name: "empty TLV of type 0", change: func(q *question) { q.tail(0x80, 0, 0, 0) }, want: ReflectTLVs},
+	{name: "43 bytes", change: func(q *question) { q.size(43) }, want: ReflectShort},
+	{name: "14 bytes", change: func(q *question) { q.size(14) }, want: ReflectShort},
+	{name: "13 bytes", change: func(q *question) { q.size(13) }, want: ReflectTooShort},
+	{name: "no payload", only: ethernetOnly, change: func(q *question) { q.size(0) }, want: ReflectTooShort},
+	{name: "authenticated", change: func(q *question) {
+		q.packet.payload = bytes.Repeat([]byte{0xa5}, 112)
+	}, want: ReflectTLVs},
+
+	{name: "ttl 1", change: func(q *question) { q.packet.ttl = 1 }, want: ReflectAnswered},
+	{name: "ttl 255", change: func(q *question) { q.packet.ttl = 255 }, want: ReflectAnswered},
+	{name: "tos 0", change: func(q *question) { q.packet.tos = 0 }, want: ReflectAnswered},
+	{name: "tos 0xff", change: func(q *question) { q.packet.tos = 0xff }, want: ReflectAnswered},
+
+	{name: "arp", only: ethernetOnly, change: func(q *question) { q.put(-2, 0x08, 0x06) }, want: ReflectNotIP},
+	{name: "tag in the frame", only: ethernetOnly, change: func(q *question) { q.put(-2, 0x81, 0x00) }, want: ReflectNotIP},
+	{name: "tcp", only: v4Only, change: func(q *question) { q.put(9, 6) }, want: ReflectNotUDP},
+	{name: "tcp6", only: v6Only, change: func(q *question) { q.put(6, 6) }, want: ReflectNotUDP},
+	{name: "ip version 5", only: v4Only, change: func(q *question) { q.put(0, 0x55) }, want: ReflectUnparsed},
+	{name: "ip header too short", only: v4Only, change: func(q *question) { q.put(0, 0x44) }, want: ReflectUnparsed},
+	{name: "ip options", only: v4Only, change: func(q *question) { q.put(0, 0x46) }, want: ReflectIPOptions},
+	{name: "first fragment", only: v4Only, change: func(q *question) { q.put(6, 0x20) }, want: ReflectFragment},
+	{name: "last fragment", only: v4Only, change: func(q *question) { q.put(7, 1) }, want: ReflectFragment},
+	{name: "fragment header", only: v6Only, change: func(q *question) { q.put(6, 44) }, want: ReflectFragment},
+	{name: "hop-by-hop header", only: v6Only, change: func(q *question) { q.put(6, 0) }, want: ReflectExtensionHeader},
+	{name: "routing header", only: v6Only, change: func(q *question) { q.put(6, 43) }, want: ReflectExtensionHeader},
+	{name: "other port", change: func(q *question) {
+		q.packet.destination = netip.AddrPortFrom(q.packet.destination.Addr(), 861)
+	}, want: ReflectOtherPort},
+	{name: "no listener", change: func(q *question) { q.listeners = nil }, want: ReflectOtherPort},
+	{name: "not our address", change: func(q *question) {
+		q.packet.destination = netip.AddrPortFrom(q.packet.destination.Addr().Next(), 862)
+	}, want: ReflectOtherAddress},
+	{name: "our port at another address", change: func(q *question) {
+		q.packet.destination = netip.AddrPortFrom(q.packet.destination.Addr(), 863)
+	}, want: ReflectOtherAddress},
+	{name: "tag beside the frame", only: ethernetOnly, change: func(q *question) { q.tagged = true }, want: ReflectTagged},
+	{name: "merged", change: func(q *question) { q.segments = 2 }, want: ReflectMerged},
+	{name: "broadcast of the link", change: func(q *question) { q.kind = 1 }, want: ReflectOtherHost},
+	{name: "multicast of the link", change: func(q *question) { q.kind = 2 }, want: ReflectOtherHost},
+	{name: "for another host of the link", change: func(q *question) { q.kind = 3 }, want: ReflectOtherHost},
+	{name: "udp length one more", change: func(q *question) { q.put(q.packet.udp()-q.packet.ip()+4, 0, 53) }, want: ReflectBadLength},
+	{name: "udp length one less", change: func(q *question) { q.put(q.packet.udp()-q.packet.ip()+4, 0, 51) }, want: ReflectBadLength},
+	{name: "udp length 7", change: func(q *question) { q.put(q.packet.udp()-q.packet.ip()+4, 0, 7) }, want: ReflectBadLength},
+	{name: "ip length one more", only: v4Only, change: func(q *question) { q.put(2, 0, 73) }, want: ReflectBadLength},
+	{name: "ip length 0", only: v4Only, change: func(q *question) { q.put(2, 0, 0) }, want: ReflectBadLength},
+	{name: "payload length one more", only: v6Only, change: func(q *question) { q.put(4, 0, 53) }, want: ReflectBadLength},
+	{name: "cut in the payload", only: ethernetOnly, change: func(q *question) { q.keep = q.packet.data() + 43 }, want: ReflectBadLength},
+	{name: "cut in the udp header", only: both(ethernetOnly, v6Only), change: func(q *question) { q.keep = q.packet.data() - 1 }, want: ReflectUnparsed},
+	{name: "no checksum", only: v6Only, change: func(q *question) { q.put(46, 0, 0) }, want: ReflectNoChecksum},
+
+	{name: "from our own port", change: func(q *question) {
+		q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 862)
+	}, want: ReflectOwnPort},
+	{name: "from another port of ours", change: func(q *question) {
+		q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 863)
+	}, want: ReflectOwnPort},
+	{name: "from a low port", change: func(q *question) {
+		q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 861)
+	}, want: ReflectAnswered},
+	{name: "from port 0", change: func(q *question) {
+		q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 0)
+	}, want: ReflectAnswered},
+	{name: "from our own port, a stranger", change: func(q *question) {
+		q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 862)
+		q.peers = nil
+	}, want: ReflectOwnPort},
+	{name: "from nowhere", only: both(v4Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("0.0.0.0") }, want: ReflectBadAddress},
+	{name: "from multicast", only: both(v4Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("224.0.0.1") }, want: ReflectBadAddress},
+	{name: "from the last multicast", only: both(v4Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("239.255.255.255") }, want: ReflectBadAddress},
+	{name: "from class E", only: both(v4Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("240.0.0.1") }, want: ReflectAnswered},
+	{name: "from broadcast", only: both(v4Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("255.255.255.255") }, want: ReflectBadAddress},
+	{name: "from loopback", only: both(v4Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("127.1.2.3") }, want: ReflectBadAddress},
+	{name: "to loopback", only: both(v4Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.to("127.0.0.1") }, want: ReflectBadAddress},
+	{name: "loopback on loopback", only: both(v4Only, ethernetOnly), change: func(q *question) {
+		q.allowAll()
+		q.from("127.0.0.1")
+		q.to("127.0.0.1")
+		q.loopback = true
+	}, want: ReflectAnswered},
+	{name: "from nowhere6", only: both(v6Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("::") }, want: ReflectBadAddress},
+	{name: "from multicast6", only: both(v6Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("ff02::1") }, want: ReflectBadAddress},
+	{name: "from loopback6", only: both(v6Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("::1") }, want: ReflectBadAddress},
+	{name: "to loopback6", only: both(v6Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.to("::1") }, want: ReflectBadAddress},
+	{name: "from ::2", only: both(v6Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("::2") }, want: ReflectAnswered},
+	{name: "from a mapped address", only: both(v6Only, ethernetOnly), change: func(q *question) { q.allowAll(); q.from("::ffff:10.0.0.1") }, want: ReflectBadAddress},
+	{name: "loopback6 on loopback", only: both(v6Only, ethernetOnly), change: func(q *question) {
+		q.allowAll()
+		q.from("::1")
+		q.to("::1")
+		q.loopback = true
+	}, want: ReflectAnswered},
+	{name: "link-local", only: both(v6Only, ethernetOnly), change: func(q *question) {
+		q.from("fe80::2")
+		q.to("fe80::1")
+		q.peers = []netip.Addr{netip.MustParseAddr("fe80::2%eth1")}
+	}, want: ReflectAnswered},
+
+	{name: "nobody allowed", change: func(q *question) { q.peers = nil }, want: ReflectNotAllowed},
+	{name: "another is allowed", change: func(q *question) { q.peers = []netip.Addr{q.packet.source.Addr().Next()} }, want: ReflectNotAllowed},
+	{name: "allowed by prefix", change: func(q *question) {
+		q.peers = nil
+		q.prefixes = []netip.Prefix{netip.PrefixFrom(q.packet.source.Addr(), 24)}
+	}, want: ReflectAnswered},
+	{name: "allowed by whole address", change: func(q *question) {
+		q.peers = nil
+		q.prefixes = []netip.Prefix{netip.PrefixFrom(q.packet.source.Addr(), q.packet.source.Addr().BitLen())}
+	}, want: ReflectAnswered},
+	{name: "prefix of another", change: func(q *question) {
+		q.peers = nil
+		q.prefixes = []netip.Prefix{netip.MustParsePrefix("8.0.1.0/24"), netip.MustParsePrefix("2001:db8:86de::/48")}
+	}, want: ReflectNotAllowed},
+	{name: "prefix of the other family", change: func(q *question) {
+		q.peers = nil
+		q.prefixes = []netip.Prefix{netip.MustParsePrefix("::/0")}
+		if v6Only(q) {
+			q.prefixes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+		}
+	}, want: ReflectNotAllowed},
+	{name: "everybody allowed", change: func(q *question) { q.peers = nil; q.allowAll() }, want: ReflectAnswered},
+	{name: "too short, a stranger", change: func(q *question) { q.size(13); q.peers = nil }, want: ReflectNotAllowed},
+}
+
+func TestReflect(t *testing.T) {
+	st := newReflectStage(t, ReflectorConfig{Rate: 1_000_000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4})
+	for _, v6 := range []bool{false, true} {
+		for _, linkless := range []bool{false, true} {
+			t.Run(fmt.Sprintf("v6 %v, without link header %v", v6, linkless), func(t *testing.T) {
+				for _, c := range reflectCases {
+					q := baseQuestion(v6, linkless)
+					if c.only != nil && !c.only(q) {
+						continue
+					}
+					t.Run(c.name, func(t *testing.T) {
+						c.change(q)
+						if got := st.ask(t, q); got.verdict != c.want {
+							t.Errorf("verdict %v, want %v", got.verdict, c.want)
+						}
+					})
+				}
+			})
+		}
+	}
+}
+
+// Any packet gets the verdict that the model gives it, and any answer is the
+// model's byte for byte but for T2 and T3.
+func TestReflectDecidesAsItsModel(t *testing.T) {
+	st := newReflectStage(t, ReflectorConfig{Rate: 1_000_000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4})
+	seen := make(map[ReflectVerdict]int)
+	rapid.Check(t, func(rt *rapid.T) {
+		v6 := rapid.Bool().Draw(rt, "v6")
+		q := baseQuestion(v6, false)
+		addresses := []string{"8.0.0.1", "8.0.0.2", "8.0.0.77", "9.9.9.9", "127.0.0.1", "224.1.1.1", "0.0.0.0", "255.255.255.255"}
+		if v6 {
+			addresses = []string{"2001:db8:86dd::1", "2001:db8:86dd::2", "2001:db8:86dd::77", "2001:db8:1::1", "::1", "ff02::5", "::", "::ffff:8.0.0.1", "fe80::1"}
+		}
+		address := func(name string) netip.Addr {
+			return netip.MustParseAddr(rapid.SampledFrom(addresses).Draw(rt, name))
+		}
+		ports := rapid.SampledFrom([]uint16{862, 863, 861, 49152})
+		likely := rapid.IntRange(0, 3)
+		if likely.Draw(rt, "source as it is") == 0 {
+			q.packet.source = netip.AddrPortFrom(address("source"), ports.Draw(rt, "source port"))
+		}
+		if likely.Draw(rt, "destination as it is") == 0 {
+			q.packet.destination = netip.AddrPortFrom(address("destination"), ports.Draw(rt, "port"))
+		}
+		if likely.Draw(rt, "allowed as it is") == 0 {
+			q.peers = rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) netip.Addr { return address("peer") }), 0, 3).Draw(rt, "peers")
+			if rapid.Bool().Draw(rt, "prefix") {
+				q.prefixes = append(q.prefixes, netip.PrefixFrom(address("prefix"), rapid.IntRange(0, 32).Draw(rt, "bits")))
+			}
+		}
+		q.loopback = rapid.Bool().Draw(rt, "loopback")
+		q.packet.ttl, q.packet.tos = rapid.Byte().Draw(rt, "ttl"), rapid.Byte().Draw(rt, "tos")
+		q.packet.payload = requestPayload(rt)
+		want := decide(q)
+		got := st.ask(rt, q)
+		if got.verdict != want {
+			rt.Fatalf("verdict %v, want %v", got.verdict, want)
+		}
+		seen[want]++
+	})
+	for _, v := range []ReflectVerdict{ReflectOtherPort, ReflectOtherAddress, ReflectOwnPort, ReflectBadAddress,
+		ReflectNotAllowed, ReflectTooShort, ReflectShort, ReflectTLVs, ReflectAnswered} {
+		if seen[v] == 0 && !t.Failed() {
+			t.Errorf("no packet was %v: the generator is too narrow", v)
+		}
+	}
+}
+
+// requestPayload draws requests near every border of the table.
+func requestPayload(rt *rapid.T) []byte {
+	size := rapid.OneOf(rapid.IntRange(0, 60), rapid.IntRange(0, 1472)).Draw(rt, "size")
+	b := make([]byte, size)
+	if rapid.Bool().Draw(rt, "random") {
+		copy(b, rapid.SliceOfN(rapid.Byte(), size, size).Draw(rt, "bytes"))
+	} else {
+		copy(b, probePayload(profileStamp))
+	}
+	switch rapid.IntRange(0, 4).Draw(rt, "tail") {
+	case 0:
+		clear(b[min(size, 44):])
+	case 1:
+		clear(b[min(size, 12):])
+	case 2, 3:
+		if size >= 48 {
+			b[45] = 1
+			binary.BigEndian.PutUint16(b[46:], uint16(size-48+rapid.SampledFrom([]int{0, 0, 0, 1, -1}).Draw(rt, "off by")))
+		}
+	}
+	return b
+}
+
+// Over IPv4 a request without a checksum is answered without one.
+func TestReflectKeepsNoChecksum(t *testing.T) {
+	st := newReflectStage(t, testReflectorConfig)
+	q := baseQuestion(false, false)
+	q.put(26, 0, 0)
+	got := st.ask(t, q)
+	if got.verdict != ReflectAnswered || got.frame[40] != 0 || got.frame[41] != 0 {
+		t.Errorf("%v, checksum %x, want answered, 0", got.verdict, got.frame[40:42])
+	}
+}
+
+// What was damaged on its way here stays so: no checksum is made right that was
+// wrong.
+func TestReflectHidesNoDamage(t *testing.T) {
+	st := newReflectStage(t, testReflectorConfig)
+	for _, v6 := range []bool{false, true} {
+		q := baseQuestion(v6, false)
+		q.tail(0x80, 1, 0, 4, 1, 2, 3, 4)
+		for at := q.packet.data(); at < q.packet.data()+52; at++ {
+			if tlv := at - q.packet.data() - 44; tlv >= 0 && tlv < 4 {
+				continue // another request altogether
+			}
+			q.raw = func(in []byte) []byte {
+				in[at] ^= 0x10
+				return in
+			}
+			q.packet.ttl++
+			got := st.ask(t, q)
+			p := q.packet
+			p.payload = got.frame[p.data():]
+			p.source, p.destination = p.destination, p.source
+			if sum := onesSum(append(p.pseudoHeader(), got.frame[p.udp():]...)); got.verdict != ReflectAnswered || sum == 0xffff {
+				t.Errorf("byte %d: %v with sum %#x", at, got.verdict, sum)
+			}
+		}
+	}
+	q := baseQuestion(false, false)
+	q.put(4, 0x55) // of the identification
+	if got := st.ask(t, q); got.verdict != ReflectAnswered || onesSum(got.frame[14:34]) == 0xffff {
+		t.Errorf("a damaged IP header came out right, %v", got.verdict)
+	}
+}
+
+// No size from 0 to 1472 gets a longer answer.
+func TestReflectNeverAmplifies(t *testing.T) {
+	st := newReflectStage(t, ReflectorConfig{Rate: 1_000_000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4})
+	for _, v6 := range []bool{false, true} {
+		answered := 0
+		for size := range 1473 {
+			q := baseQuestion(v6, false)
+			q.size(size)
+			got := st.ask(t, q)
+			if len(got.frame) > len(q.packet.bytes()) {
+				t.Errorf("%d bytes: %v with %d bytes more", size, got.verdict, len(got.frame)-len(q.packet.bytes()))
+			}
+			if got.verdict == ReflectAnswered {
+				answered++
+			}
+		}
+		if want := 1473 - 44; answered != want {
+			t.Errorf("%d sizes were answered, want %d", answered, want)
+		}
+	}
+}
+
+// A source has a second's worth of requests at once, and then its rate. Nobody
+// else's requests count.
+func TestReflectLimitsEachSource(t *testing.T) {
+	for _, byPrefix := range []bool{false, true} {
+		cfg := testReflectorConfig
+		cfg.Rate = 5
+		st := newReflectStage(t, cfg)
+		q := baseQuestion(false, false)
+		other := netip.MustParseAddr("8.0.0.77")
+		q.peers = append(q.peers, other)
+		if byPrefix {
+			q.peers = nil
+			q.prefixes = []netip.Prefix{netip.MustParsePrefix("8.0.0.0/16")}
+		}
+		got := make(map[ReflectVerdict]int)
+		start := monotonic(t)
+		for range 50 {
+			got[st.ask(t, q).verdict]++
+		}
+		// Each fifth of a second that the loop took brought one more.
+		most := 5 + int((monotonic(t)-start)/200_000_000) + 1
+		if n := got[ReflectAnswered]; n < 5 || n > most || got[ReflectRateLimited] != 50-n {
+			t.Errorf("by prefix %v: %v, want 5 to %d answered and the rest rate_limited", byPrefix, got, most)
+		}
+		q.packet.source = netip.AddrPortFrom(other, 5000)
+		if v := st.ask(t, q).verdict; v != ReflectAnswered {
+			t.Errorf("another source: %v", v)
+		}
+	}
+}
+
+// A stranger's flood takes nobody's tokens and no place in the maps.
+func TestReflectStrangersCostNothing(t *testing.T) {
+	cfg := testReflectorConfig
+	cfg.Sources, cfg.Rate = 1, 1
+	st := newReflectStage(t, cfg)
+	q := baseQuestion(false, false)
+	for i := range 2000 {
+		q.packet.source = netip.AddrPortFrom(netip.AddrFrom4([4]byte{9, 9, byte(i >> 8), byte(i)}), 5000)
+		if v := st.ask(t, q).verdict; v != ReflectNotAllowed {
+			t.Fatalf("stranger: %v", v)
+		}
+	}
+	q.packet.source = local4
+	if v := st.ask(t, q).verdict; v != ReflectAnswered {
+		t.Errorf("a peer: %v", v)
+	}
+	var key reflectAddress
+	if err := st.objects.Buckets.NextKey(nil, &key); err == nil {
+		t.Errorf("a stranger is remembered: %v", key)
+	}
+}
+
+// Traffic that is not ours is not counted: a counter would cost it most.
+func TestReflectDoesNotCountForeignTraffic(t *testing.T) {
+	requireRoot(t)
+	r, err := LoadReflector(testReflectorConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := r.beginCounting(Device{Index: 1}); err != nil {
+		t.Fatal(err)
+	}
+	q := baseQuestion(false, false)
+	if _, err := r.objects.XtwampReflect.Run(&ebpf.RunOptions{Data: q.packet.bytes(), Context: skbContext{Ifindex: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	q.put(6, 0x20)
+	if _, err := r.objects.XtwampReflect.Run(&ebpf.RunOptions{Data: q.raw(q.packet.bytes()), Context: skbContext{Ifindex: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.counts(Device{Index: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(ReflectCounts{ReflectFragment: 1}, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestBadReflectorConfigIsRefused(t *testing.T) {
+	for i := range 6 {
+		cfg := testReflectorConfig
+		*[]*int{&cfg.Rate, &cfg.Listeners, &cfg.Peers, &cfg.Prefixes, &cfg.Sources, &cfg.Devices}[i] = 0
+		if r, err := LoadReflector(cfg); err == nil {
+			t.Errorf("%+v is accepted", cfg)
+			r.Close()
+		}
+	}
+}
+
+// What does not fit is said, and what fitted stays right.
+func TestReflectorSaysWhatDoesNotFit(t *testing.T) {
+	cfg := testReflectorConfig
+	cfg.Peers = 1
+	r := testLoadReflector(t, cfg)
+	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	if err := r.SetPeers([]netip.Addr{a, b}); err == nil {
+		t.Fatal("two peers fit where there is room for one")
+	}
+	for _, only := range []netip.Addr{b, a, b} {
+		if err := r.SetPeers([]netip.Addr{only}); err != nil {
+			t.Fatal(err)
+		}
+		var got reflectBucket
+		if err := r.objects.Peers.Lookup(reflectAddress{Words: addressWords(only)}, &got); err != nil {
+			t.Errorf("%v: %v", only, err)
+		}
+	}
+}
+
+func TestReflectorCountsOutliveTheirDevice(t *testing.T) {
+	r := testLoadReflector(t, testReflectorConfig)
+	ns := newNamespace(t)
+	run(t, "ip", "-n", ns, "link", "add", "d0", "index", "7", "type", "veth", "peer", "name", "d1")
+	run(t, "ip", "-n", ns, "link", "set", "d0", "up")
+	for round := range uint64(2) {
+		var a *Attachment
+		var err error
+		dev := Device{Index: 7, Name: "d0", LinkHeader: ethernetHeader}
+		inNamespace(t, ns, func() { a, err = r.Attach(dev, TCX, nil) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !a.Alive() {
+			t.Error("not attached")
+		}
+		values := make([]uint64, ebpf.MustPossibleCPU())
+		values[0] = 3
+		if err := r.objects.Counters.Put(counterKey(dev, ReflectAnswered), values); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if a.Alive() {
+			t.Error("alive after Close")
+		}
+		got, err := r.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]ReflectCounts{"d0": {ReflectAnswered: 3 * (round + 1)}}, got); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Attach(Device{Index: 1, Name: "lo", LinkHeader: ethernetHeader}, TCX, nil); err == nil {
+		t.Error("a closed reflector attaches")
+	}
+}
