@@ -145,22 +145,23 @@ struct bucket {
 };
 
 /*
- * How the reflector leaves a packet. Again the first ones are not counted.
- * Those that parse.h gives have the same number as there.
+ * How the reflector leaves a packet. Those that parse.h gives have the same
+ * number as there. Again the first ones are not counted, nor are here those
+ * that cannot be told to be ours.
  */
 enum reflect_verdict {
 	REFLECT_NOT_IP = VERDICT_NOT_IP,
 	REFLECT_NOT_UDP = VERDICT_NOT_UDP,
 	REFLECT_OTHER_PORT = VERDICT_OTHER_PORT, /* none of our sockets' */
 	REFLECT_OTHER_ADDRESS,			 /* to our port, but elsewhere */
-	REFLECT__FOREIGN_MAX,
-
-	/* Passed to the socket, which may answer. */
 	REFLECT_UNPARSED = VERDICT_UNPARSED,
 	REFLECT_IP_OPTIONS = VERDICT_IP_OPTIONS,
 	REFLECT_FRAGMENT = VERDICT_FRAGMENT,
 	REFLECT_EXTENSION_HEADER = VERDICT_EXTENSION_HEADER,
-	REFLECT_TAGGED,	      /* belongs to a VLAN device above this one */
+	REFLECT__FOREIGN_MAX,
+
+	/* Passed to the socket, which may answer. */
+	REFLECT_TAGGED = REFLECT__FOREIGN_MAX, /* belongs to a VLAN device above this one */
 	REFLECT_MERGED,	      /* several datagrams in one (GRO); the stack splits it */
 	REFLECT_OTHER_HOST,   /* of the link: broadcast, or seen in passing */
 	REFLECT_BAD_LENGTH,   /* UDP and IP disagree, or cut short */
@@ -183,7 +184,7 @@ enum reflect_verdict {
 	REFLECT__MAX
 };
 
-_Static_assert((int)REFLECT__FOREIGN_MAX == (int)VERDICT__FOREIGN_MAX, "both end the foreign ones");
+_Static_assert((int)REFLECT_OTHER_ADDRESS == (int)VERDICT_OTHER_PATH, "no number has two names");
 
 struct counter_key {
 	__u32 ifindex;

@@ -50,11 +50,11 @@ const (
 	reflectReflectVerdictREFLECT_NOT_UDP          reflectReflectVerdict = 1
 	reflectReflectVerdictREFLECT_OTHER_PORT       reflectReflectVerdict = 2
 	reflectReflectVerdictREFLECT_OTHER_ADDRESS    reflectReflectVerdict = 3
-	reflectReflectVerdictREFLECT__FOREIGN_MAX     reflectReflectVerdict = 4
 	reflectReflectVerdictREFLECT_UNPARSED         reflectReflectVerdict = 4
 	reflectReflectVerdictREFLECT_IP_OPTIONS       reflectReflectVerdict = 5
 	reflectReflectVerdictREFLECT_FRAGMENT         reflectReflectVerdict = 6
 	reflectReflectVerdictREFLECT_EXTENSION_HEADER reflectReflectVerdict = 7
+	reflectReflectVerdictREFLECT__FOREIGN_MAX     reflectReflectVerdict = 8
 	reflectReflectVerdictREFLECT_TAGGED           reflectReflectVerdict = 8
 	reflectReflectVerdictREFLECT_MERGED           reflectReflectVerdict = 9
 	reflectReflectVerdictREFLECT_OTHER_HOST       reflectReflectVerdict = 10

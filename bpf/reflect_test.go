@@ -753,18 +753,28 @@ func TestReflectDoesNotCountForeignTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	q := baseQuestion(false, false)
-	if _, err := r.objects.XtwampReflect.Run(&ebpf.RunOptions{Data: q.packet.bytes(), Context: skbContext{Ifindex: 1}}); err != nil {
+	send := func(b []byte) {
+		t.Helper()
+		if _, err := r.objects.XtwampReflect.Run(&ebpf.RunOptions{Data: b, Context: skbContext{Ifindex: 1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(q.packet.bytes()) // nobody listens
+	if err := r.SetListeners([]netip.AddrPort{netip.MustParseAddrPort("8.0.0.77:862")}); err != nil {
 		t.Fatal(err)
 	}
+	send(q.packet.bytes()) // elsewhere
 	q.put(6, 0x20)
-	if _, err := r.objects.XtwampReflect.Run(&ebpf.RunOptions{Data: q.raw(q.packet.bytes()), Context: skbContext{Ifindex: 1}}); err != nil {
+	send(q.raw(q.packet.bytes())) // a fragment of anything
+	if err := r.SetListeners(q.listeners); err != nil {
 		t.Fatal(err)
 	}
+	send(q.packet.bytes()) // for us, but by its link header for another host
 	got, err := r.counts(Device{Index: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(ReflectCounts{ReflectFragment: 1}, got); diff != "" {
+	if diff := cmp.Diff(ReflectCounts{ReflectOtherHost: 1}, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }

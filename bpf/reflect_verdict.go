@@ -8,8 +8,9 @@ import "fmt"
 // means.
 type ReflectVerdict = reflectReflectVerdict
 
-// The first four, traffic that is not ours, are never counted. The others up
-// to ReflectAnswered were passed to the socket, those behind it dropped.
+// The first ones, up to ReflectExtensionHeader, are never counted: that is
+// traffic that is not ours, or cannot be told to be. The others up to
+// ReflectAnswered were passed to the socket, those behind it dropped.
 const (
 	ReflectNotIP           = reflectReflectVerdictREFLECT_NOT_IP
 	ReflectNotUDP          = reflectReflectVerdictREFLECT_NOT_UDP
