@@ -35,6 +35,14 @@ func (s Step) String() string {
 	return [...]string{"tcx", "clsact", "socket", "user"}[s]
 }
 
+// hook is what the kernel half attaches to, on the steps that it is for.
+func (s Step) hook() bpf.Hook {
+	if s == StepClsact {
+		return bpf.Clsact
+	}
+	return bpf.TCX
+}
+
 // Refusal is a step of the ladder that an interface did not allow.
 type Refusal struct {
 	Step Step
@@ -135,15 +143,11 @@ func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
 			return dev, nil
 		}
 	}
-	l.sweep(link)
+	sweepFilters(l.log, link)
 	var refused []Refusal
 	for _, step := range steps {
-		hook := bpf.TCX
-		if step == StepClsact {
-			hook = bpf.Clsact
-		}
 		key := deviceKey{link.Index, step}
-		a, err := dp.Attach(bpf.Device{Index: link.Index, Name: link.Name, LinkHeader: header}, hook, filters{})
+		a, err := dp.Attach(bpf.Device{Index: link.Index, Name: link.Name, LinkHeader: header}, step.hook(), filters{})
 		if err == nil {
 			dev := &device{datapath: dp, step: step, attachment: a}
 			l.devices[key] = dev
@@ -184,14 +188,15 @@ func (l *ladder) forget(link netns.Link) {
 	}
 }
 
-// sweep removes filters that a killed process of ours left on the interface.
-func (l *ladder) sweep(link netns.Link) {
+// sweepFilters removes filters that a killed process of ours left on the
+// interface.
+func sweepFilters(log *zap.Logger, link netns.Link) {
 	removed, err := netns.SweepFilters(link.Index, bpf.FilterOwnerDead)
 	if err != nil {
-		l.log.Debug("cannot sweep filters", zap.String("interface", link.Name), zap.Error(err))
+		log.Debug("cannot sweep filters", zap.String("interface", link.Name), zap.Error(err))
 	}
 	if len(removed) > 0 {
-		l.log.Info("removed filters of a process that is gone", zap.String("interface", link.Name),
+		log.Info("removed filters of a process that is gone", zap.String("interface", link.Name),
 			zap.Strings("filters", removed))
 	}
 }

@@ -42,8 +42,14 @@ type ReflectorConfig struct {
 	RateLimit int
 	// ExtendShort answers requests of 14 to 43 bytes with 44.
 	ExtendShort bool
-	Namespace   *netns.Namespace
-	Logger      *zap.Logger
+	// Mode is where to answer. A reflector that is Stateful answers on the
+	// socket whatever it says: the kernel half keeps no sessions.
+	Mode ReflectorMode
+	// Interfaces are those on which the kernel answers; none: those that lead
+	// to who is allowed, or with AllowAny all that are up.
+	Interfaces []string
+	Namespace  *netns.Namespace
+	Logger     *zap.Logger
 }
 
 // Result is what became of a packet that reached the reflector.
@@ -55,7 +61,7 @@ const (
 	ResultTooShort
 	ResultNotAllowed
 	ResultRateLimited
-	ResultOwnPort    // from the reflector's own port: two of them could go on for ever
+	ResultOwnPort    // from a port of the reflector's own: two of them could go on for ever
 	ResultBadAddress // from or to an address that has no business here
 	ResultSendFailed
 	resultMax
@@ -72,12 +78,15 @@ const (
 )
 
 // Reflector answers test packets on UDP sockets: T2 is the kernel's receive
-// time, T3 is read just before sending.
+// time, T3 is read just before sending. Where it can, it has the kernel answer
+// before they get there.
 type Reflector struct {
-	cfg   ReflectorConfig
-	log   *zap.Logger
-	conns []*net.UDPConn
-	peers atomic.Pointer[map[netip.Addr]bool]
+	cfg    ReflectorConfig
+	log    *zap.Logger
+	conns  []*net.UDPConn
+	ports  map[uint16]bool  // of conns
+	kernel *kernelReflector // nil: on the sockets alone
+	peers  atomic.Pointer[map[netip.Addr]bool]
 
 	mu       sync.Mutex
 	counts   map[int]*[resultMax]uint64 // by interface index
@@ -175,12 +184,19 @@ func NewReflector(cfg ReflectorConfig) (*Reflector, error) {
 		limits:   make(map[netip.Addr]*rate.Limiter),
 		sessions: make(map[session]uint32),
 	}
-	r.SetPeers(nil)
 	var err error
 	r.conns, err = cfg.bind()
 	if err != nil {
 		return nil, err
 	}
+	r.ports = make(map[uint16]bool)
+	for _, a := range r.Addrs() {
+		r.ports[a.Port()] = true
+	}
+	if cfg.Mode != ReflectSocket && !cfg.Stateful {
+		r.kernel = newKernelReflector(cfg, r.Addrs())
+	}
+	r.SetPeers(nil)
 	return r, nil
 }
 
@@ -191,17 +207,27 @@ func (r *Reflector) SetPeers(peers []netip.Addr) {
 		set[p.Unmap().WithZone("")] = true
 	}
 	r.peers.Store(&set)
+	if r.kernel != nil {
+		r.kernel.setPeers(peers)
+	}
 }
 
 // Run answers until ctx ends, and then closes the sockets.
 func (r *Reflector) Run(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, r.close)
-	defer stop()
+	serving, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(serving, r.close)()
 	var group errgroup.Group
 	for _, c := range r.conns {
 		group.Go(func() error {
-			defer r.close() // one that fails ends the others
+			defer end() // one that fails ends the others
 			return r.serve(c)
+		})
+	}
+	if r.kernel != nil {
+		group.Go(func() error {
+			r.kernel.run(serving)
+			return nil
 		})
 	}
 	if err := group.Wait(); ctx.Err() == nil {
@@ -210,7 +236,12 @@ func (r *Reflector) Run(ctx context.Context) error {
 	return nil
 }
 
+// close ends answering in the kernel first: it must not answer on a port that
+// is somebody else's by then.
 func (r *Reflector) close() {
+	if r.kernel != nil {
+		r.kernel.close()
+	}
 	for _, c := range r.conns {
 		c.Close()
 	}
@@ -315,7 +346,7 @@ func (s *reflecting) handle(q request) Result {
 	kind := twamp.Classify(q.payload, s.cfg.ExtendShort)
 	source := q.from.Addr().WithZone("")
 	switch {
-	case q.from.Port() == s.port:
+	case s.ports[q.from.Port()]:
 		return ResultOwnPort
 	case !s.proper(q, source):
 		return ResultBadAddress
@@ -478,7 +509,8 @@ func (*Reflector) onLoopback(ifindex int) bool { return ifindex == 1 }
 // ReflectorCount is how many packets of an interface met a result.
 type ReflectorCount struct {
 	Interface string
-	Result    Result
+	Mode      Step   // where: tcx, clsact or socket
+	Result    string // of a Result or, in the kernel, a bpf.ReflectVerdict
 	Count     uint64
 }
 
@@ -503,8 +535,27 @@ func (r *Reflector) count(ifindex int, result Result) {
 	c[result]++
 }
 
-// Counts is what became of all packets so far.
-func (r *Reflector) Counts() []ReflectorCount {
+// Counts is what became of all packets so far. What the kernel passed on to
+// the socket is counted by both.
+func (r *Reflector) Counts() ([]ReflectorCount, error) {
+	out := r.socketCounts()
+	if r.kernel == nil {
+		return out, nil
+	}
+	more, err := r.kernel.counts()
+	return append(out, more...), err
+}
+
+// Attachments says how far up the attach ladder each interface got on which
+// the kernel is to answer.
+func (r *Reflector) Attachments() []Attachment {
+	if r.kernel == nil {
+		return nil
+	}
+	return r.kernel.attachments()
+}
+
+func (r *Reflector) socketCounts() []ReflectorCount {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// An interface made anew has the name of the one before.
@@ -523,7 +574,7 @@ func (r *Reflector) Counts() []ReflectorCount {
 	for _, name := range slices.Sorted(maps.Keys(named)) {
 		for result, n := range named[name] {
 			if n > 0 {
-				out = append(out, ReflectorCount{name, Result(result), n})
+				out = append(out, ReflectorCount{name, StepSocket, Result(result).String(), n})
 			}
 		}
 	}

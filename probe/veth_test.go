@@ -66,11 +66,13 @@ func namespace(t *testing.T, ns *netnstest.NS) *netns.Namespace {
 	return n
 }
 
-// reflectIn answers in ns until the test ends.
+// reflectIn answers in ns until the test ends, on the socket unless edit says
+// otherwise.
 func reflectIn(t *testing.T, ns *netnstest.NS, edit func(*ReflectorConfig)) *Reflector {
 	t.Helper()
 	cfg := ReflectorConfig{
 		Listen: []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, 862)}, AllowAny: true, RateLimit: 1_000_000, ExtendShort: true,
+		Mode:      ReflectSocket,
 		Namespace: namespace(t, ns), Logger: zaptest.NewLogger(t),
 	}
 	if edit != nil {

@@ -401,12 +401,8 @@ func (c *config) checkStore(bad func(key, format string, args ...any)) {
 
 func (c *config) checkReflector(bad func(key, format string, args ...any)) {
 	r := c.Reflector
-	switch r.Mode {
-	case "auto", "socket":
-	case "tcx", "clsact", "xdp":
-		bad("reflector.mode", "%q: reflecting in the kernel is not in this version; expected auto or socket", r.Mode)
-	default:
-		bad("reflector.mode", "%q: expected auto or socket", r.Mode)
+	if _, err := parseReflectorMode(r.Mode, r.Stateful); err != nil {
+		bad("reflector.mode", "%s", strings.TrimPrefix(err.Error(), "mode "))
 	}
 	for i, l := range r.Listen {
 		if _, err := parseListen(l); err != nil {

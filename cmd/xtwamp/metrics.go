@@ -44,7 +44,7 @@ var (
 	descTimestamps    = desc("timestamps_total", "Time stamps of probes (tx) and replies (rx) by where they were taken.", "interface", "side", "source")
 	descAttach        = desc("attach_info", "How far up the attach ladder an interface got; always 1.", "interface", "hook", "mode", "refused")
 	descDatapath      = desc("datapath_packets_total", "Packets by verdict of the kernel half.", "verdict")
-	descReflector     = desc("reflector_packets_total", "Packets that reached the reflector.", "interface", "mode", "result")
+	descReflector     = desc("reflector_packets_total", "Packets that reached the reflector, in mode socket also those that the kernel passed on.", "interface", "mode", "result")
 	descPanics        = desc("panics_total", "Panics that were caught.", "component")
 	descRecorded      = desc("store_samples_recorded_total", "Samples committed to the store.")
 	descStoreBytes    = desc("store_bytes", "Size of the store file.")
@@ -65,7 +65,6 @@ var (
 	descUnmatched     = desc("unmatched_packets_total", "Packets on probe sockets that answer no probe in flight.")
 	descCollectErrors = desc("collection_errors_total", "Sources of metrics that could not be read.")
 	degradedReasons   = []string{"no_space", "corrupt", "failed", "not_open"}
-	reflectorMode     = "socket"
 	memoryFull        = "memory_full"
 	storeSink         = "store"
 )
@@ -133,8 +132,15 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectStore(counter, gauge)
 	d := c.daemon
 	if r := d.reflector.Load(); r != nil {
-		for _, n := range r.Counts() {
-			counter(descReflector, n.Count, n.Interface, reflectorMode, n.Result.String())
+		counts, err := r.Counts()
+		if err != nil {
+			c.failed("the reflector's kernel counters", err)
+		}
+		for _, n := range counts {
+			counter(descReflector, n.Count, n.Interface, n.Mode.String(), n.Result)
+		}
+		for _, a := range r.Attachments() {
+			gauge(descAttach, 1, a.Interface, hookName(a.Step), "reflector", a.Refusals())
 		}
 	}
 	panics := d.supervisor.panicked()
@@ -189,11 +195,11 @@ func (c *collector) collectProbe(counter counterFunc, gauge gaugeFunc) {
 		counter(descTimestamps, s.Count, s.Interface, side, s.Source.String())
 	}
 	for _, a := range stats.Attachments {
-		hook, mode := a.Step.String(), "bpf"
+		mode := "bpf"
 		if a.Step == probe.StepSocket {
-			hook, mode = "none", "socket"
+			mode = "socket"
 		}
-		gauge(descAttach, 1, a.Interface, hook, mode, a.Refusals())
+		gauge(descAttach, 1, a.Interface, hookName(a.Step), mode, a.Refusals())
 	}
 	verdicts, err := engine.DatapathCounters()
 	if err != nil {
@@ -206,6 +212,14 @@ func (c *collector) collectProbe(counter counterFunc, gauge gaugeFunc) {
 	counter(descClockSteps, stats.ClockSteps)
 	gauge(descClockSync, truth(stats.Clock.Synchronized))
 	gauge(descClockError, stats.Clock.Error.Seconds())
+}
+
+// hookName is what is attached on a step; "none" on the socket.
+func hookName(s probe.Step) string {
+	if s == probe.StepSocket {
+		return "none"
+	}
+	return s.String()
 }
 
 func (c *collector) collectStore(counter counterFunc, gauge gaugeFunc) {

@@ -17,11 +17,12 @@ import (
 )
 
 type reflectOptions struct {
-	listen    string
-	allow     []string
-	namespace string
-	mode      string
-	stateful  bool
+	listen     string
+	interfaces []string
+	allow      []string
+	namespace  string
+	mode       string
+	stateful   bool
 }
 
 func newReflectCommand(e env) *cobra.Command {
@@ -33,17 +34,26 @@ func newReflectCommand(e env) *cobra.Command {
 
 Only sources that are allowed get an answer: one of our answers is never
 larger than its request, beyond the 44 bytes of the smallest STAMP packet, but
-a reflector for everybody is still one that others can make send packets.`,
+a reflector for everybody is still one that others can make send packets.
+
+Where it can, the kernel answers as packets come in (mode auto: tcx, else
+clsact). That is before any firewall rule: whom --allow names gets answers
+whatever the firewall says. Mode socket obeys it. What the kernel does not
+answer, such as requests with TLVs other than padding, the socket does.`,
 		Example: `  xtwamp reflect --allow 192.0.2.1 --allow 2001:db8::/64
-  xtwamp reflect --listen 192.0.2.2:862 --allow any`,
+  xtwamp reflect --listen 192.0.2.2:862 --allow any
+  xtwamp reflect --allow 192.0.2.0/24 --interface eth1 --interface eth2
+  xtwamp reflect --allow 192.0.2.0/24 --mode socket`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return reflectPackets(cmd.Context(), e, o) },
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", ":862", "UDP address to answer on")
+	f.StringArrayVar(&o.interfaces, "interface", nil,
+		"interface on which the kernel answers (repeatable); default: those that lead to who is allowed, with any all that are up")
 	f.StringArrayVar(&o.allow, "allow", nil, "address or CIDR that gets answers, or any (repeatable)")
 	f.StringVar(&o.namespace, "netns", "", "network namespace, name or path")
-	f.StringVar(&o.mode, "mode", "auto", "where to answer: auto or socket")
+	f.StringVar(&o.mode, "mode", "auto", "where to answer: auto (tcx, else clsact, else socket), tcx, clsact or socket")
 	f.BoolVar(&o.stateful, "stateful", false, "number the answers of each session, to tell the direction of loss")
 	return cmd
 }
@@ -60,8 +70,9 @@ func reflectPackets(ctx context.Context, e env, o reflectOptions) error {
 	if len(allow) == 0 && !everybody {
 		return usage(errors.New("nobody is allowed: name them with --allow ADDRESS or --allow CIDR, or say --allow any"))
 	}
-	if o.mode != "auto" && o.mode != "socket" {
-		return usage(fmt.Errorf("mode %q: expected auto or socket", o.mode))
+	mode, err := parseReflectorMode(o.mode, o.stateful)
+	if err != nil {
+		return usage(err)
 	}
 	var ns *netns.Namespace
 	if o.namespace != "" {
@@ -81,6 +92,8 @@ func reflectPackets(ctx context.Context, e env, o reflectOptions) error {
 		Stateful:    o.stateful,
 		RateLimit:   defaultConfig("").Reflector.RateLimit,
 		ExtendShort: true,
+		Mode:        mode,
+		Interfaces:  o.interfaces,
 		Namespace:   ns,
 		Logger:      log,
 	})
@@ -88,10 +101,25 @@ func reflectPackets(ctx context.Context, e env, o reflectOptions) error {
 		return usage(err)
 	}
 	log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("allow", strings.Join(o.allow, ", ")),
-		zap.String("mode", "socket"))
+		zap.Stringer("mode", mode))
 	err = r.Run(ctx)
-	for _, c := range r.Counts() {
-		log.Info("packets", zap.String("interface", c.Interface), zap.Stringer("result", c.Result), zap.Uint64("count", c.Count))
+	counts, failed := r.Counts()
+	for _, c := range counts {
+		log.Info("packets", zap.String("interface", c.Interface), zap.Stringer("mode", c.Mode),
+			zap.String("result", c.Result), zap.Uint64("count", c.Count))
 	}
-	return err
+	return errors.Join(err, failed)
+}
+
+// parseReflectorMode reads a mode and checks that a stateful reflector can be
+// had in it.
+func parseReflectorMode(name string, stateful bool) (probe.ReflectorMode, error) {
+	mode, err := probe.ParseReflectorMode(name)
+	if err != nil {
+		return 0, err
+	}
+	if stateful && (mode == probe.ReflectTCX || mode == probe.ReflectClsact) {
+		return 0, fmt.Errorf("mode %q: the kernel keeps no sessions; stateful needs auto or socket", name)
+	}
+	return mode, nil
 }

@@ -344,8 +344,12 @@ func (d *daemon) reflect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	mode, err := parseReflectorMode(c.Mode, c.Stateful)
+	if err != nil {
+		return err
+	}
 	rc := probe.ReflectorConfig{
-		Allow: allow, AllowAny: everybody, Stateful: c.Stateful, RateLimit: c.RateLimit, ExtendShort: c.ExtendShort,
+		Mode: mode, Allow: allow, AllowAny: everybody, Stateful: c.Stateful, RateLimit: c.RateLimit, ExtendShort: c.ExtendShort,
 		Namespace: d.seams.namespace, Logger: d.log.Named("reflector"),
 	}
 	for _, l := range c.Listen {
@@ -380,6 +384,6 @@ func (d *daemon) runReflector(ctx context.Context, r *probe.Reflector) error {
 	d.reflector.Store(r)
 	d.mu.Unlock()
 	defer d.reflector.Store(nil)
-	d.log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("mode", reflectorMode))
+	d.log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("mode", d.cfg.Reflector.Mode))
 	return r.Run(ctx)
 }

@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/xtwamp/xtwamp/netns/netnstest"
+	"github.com/xtwamp/xtwamp/probe/twamp"
+)
+
+// until waits for what other loops do in their own time.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(ms)
+	defer tick.Stop()
+	for late := time.After(10 * time.Second); !ok(); {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("still not so: %s", what)
+		}
+	}
+}
+
+// kernelResults is what the kernel half counted: "eth1 answered".
+func kernelResults(t *testing.T, r *Reflector) map[string]uint64 {
+	t.Helper()
+	all, err := r.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string]uint64)
+	for _, c := range all {
+		if c.Mode != StepSocket {
+			out[c.Interface+" "+c.Result] += c.Count
+		}
+	}
+	return out
+}
+
+// attachedAt lists where the kernel answers: "eth1 tcx".
+func attachedAt(r *Reflector) (out []string) {
+	for _, a := range r.Attachments() {
+		out = append(out, a.Interface+" "+a.Step.String())
+	}
+	return out
+}
+
+// kernelReflectIn is reflectIn with the kernel answering on the interfaces.
+func kernelReflectIn(t *testing.T, ns *netnstest.NS, edit func(*ReflectorConfig), interfaces ...string) *Reflector {
+	t.Helper()
+	r := reflectIn(t, ns, func(c *ReflectorConfig) {
+		c.Mode = ReflectAuto
+		if edit != nil {
+			edit(c)
+		}
+	})
+	until(t, fmt.Sprintf("the kernel answers on %v", interfaces), func() bool {
+		return slices.Equal(attachedAt(r), interfaces)
+	})
+	return r
+}
+
+// answer is what a client sees of one.
+type answer struct {
+	Payload  []byte
+	TTL, TOS uint8
+}
+
+// observant has a client told the TTL and TOS of what it gets.
+func (c *client) observant(v6 bool) *client {
+	c.t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		if v6 {
+			failed = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1),
+				unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1),
+				unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 200),
+				unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0xb9))
+			return
+		}
+		failed = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVTTL, 1),
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVTOS, 1),
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TTL, 200),
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, 0xb9))
+	})
+	if err := errors.Join(err, failed); err != nil {
+		c.t.Fatal(err)
+	}
+	return c
+}
+
+func (c *client) answer() answer {
+	c.t.Helper()
+	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	buf, oob := make([]byte, 1<<16), make([]byte, 512)
+	n, oobn, _, _, err := c.ReadMsgUDPAddrPort(buf, oob)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	q := parseRequest(buf[:n], oob[:oobn], netip.AddrPort{})
+	return answer{Payload: buf[:n], TTL: q.ttl, TOS: q.tos}
+}
+
+// withoutTimes clears T2 and T3.
+func withoutTimes(a answer) answer {
+	if !bytes.Equal(a.Payload[12:], make([]byte, len(a.Payload)-12)) { // no echo
+		clear(a.Payload[4:12])
+		clear(a.Payload[16:24])
+	}
+	return a
+}
+
+// viaSocket is a request that the kernel passes to the socket, which answers:
+// what was sent before it has been through both by then.
+func viaSocket(seq uint32) []byte {
+	return append(stampRequest(seq, 44), 0x80, 4, 0, 4, 0xb8, 0, 0, 0) // class of service
+}
+
+// The kernel and the socket give the same answers: the same bytes but for T2
+// and T3, with the same TTL and TOS, whether or not the checksum is complete
+// when the kernel sees it, and whether or not it has to be when it leaves.
+func TestKernelAnswersAsTheSocketDoes(t *testing.T) {
+	for _, mode := range []ReflectorMode{ReflectTCX, ReflectClsact} {
+		near, far := link(t)
+		r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
+			c.Mode = mode
+			c.Interfaces = []string{"eth1"}
+		}, "eth1 "+mode.String())
+		reflectIn(t, far, func(c *ReflectorConfig) {
+			c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, 863)}
+		})
+		for _, offload := range []struct{ near, far string }{{"on", "on"}, {"on", "off"}, {"off", "on"}, {"off", "off"}} {
+			near.Exec(t, "ethtool", "-K", "eth1", "tx", offload.near)
+			far.Exec(t, "ethtool", "-K", "eth1", "tx", offload.far)
+			for _, v6 := range []bool{false, true} {
+				address := farAddr
+				if v6 {
+					address = "[" + farAddr6 + "]"
+				}
+				kernel := dialIn(t, near, "", address+":862").observant(v6)
+				socket := dialIn(t, near, "", address+":863").observant(v6)
+				compare := func(rt interface {
+					Helper()
+					Fatalf(string, ...any)
+				}, req []byte) {
+					rt.Helper()
+					before := kernelResults(t, r)["eth1 answered"]
+					kernel.send(req)
+					socket.send(req)
+					kind := twamp.Classify(req, true)
+					if kind == twamp.Short { // neither answers
+						last := viaSocket(0xdecade)
+						kernel.send(last)
+						socket.send(last)
+					}
+					got, want := withoutTimes(kernel.answer()), withoutTimes(socket.answer())
+					if diff := cmp.Diff(want, got); diff != "" {
+						rt.Fatalf("%s, v6 %v, tx offload %v, %d bytes, %v: socket and kernel differ (-socket +kernel):\n%s",
+							mode, v6, offload, len(req), kind, diff)
+					}
+					byKernel := kernelResults(t, r)["eth1 answered"] - before
+					if want := uint64(1); (len(req) >= 44 && kind != twamp.TLVs) != (byKernel == want) {
+						rt.Fatalf("%d bytes, %v: the kernel answered %d", len(req), kind, byKernel)
+					}
+				}
+				for size := range 120 {
+					compare(t, append(stampRequest(uint32(size), max(size, 44))[:min(size, 44)], make([]byte, max(0, size-44))...))
+				}
+				compare(t, append(decode(t, "00000007 ed135540 1f9add38"), make([]byte, 36)...))
+				for _, size := range []int{44, 45, 47, 48, 49, 127, 512, 1400, 1452} {
+					compare(t, stampRequest(9, size)) // with Extra Padding
+				}
+				rapid.Check(t, func(rt *rapid.T) { compare(rt, drawRequest(rt)) })
+			}
+		}
+	}
+}
+
+// drawRequest draws requests of every kind and size.
+func drawRequest(rt *rapid.T) []byte {
+	size := rapid.OneOf(rapid.IntRange(0, 60), rapid.IntRange(0, 1452)).Draw(rt, "size")
+	b := rapid.SliceOfN(rapid.Byte(), size, size).Draw(rt, "bytes")
+	switch rapid.IntRange(0, 4).Draw(rt, "tail") {
+	case 0:
+		clear(b[min(size, 44):])
+	case 1:
+		clear(b[min(size, 12):])
+	case 2, 3:
+		if size >= 48 {
+			b[45] = 1
+			binary.BigEndian.PutUint16(b[46:], uint16(size-48))
+		}
+	}
+	return b
+}
+
+func TestKernelAnswersAtOnce(t *testing.T) {
+	near, far := link(t)
+	kernelReflectIn(t, far, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 tcx")
+	for _, remote := range []string{farAddr + ":862", "[" + farAddr6 + "]:862"} {
+		c := dialIn(t, near, "", remote)
+		var dwells []time.Duration
+		for i := range uint32(101) {
+			before := time.Now().UnixNano()
+			c.send(stampRequest(i, 44))
+			reply, err := twamp.ParseReply(c.receive(), twamp.STAMP)
+			after := time.Now().UnixNano()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t2, t3 := reply.Received.Unix(twamp.NTP, before), reply.Time.Unix(twamp.NTP, before)
+			// The offset between the clocks is known to some hundred ns.
+			const slack = 10_000
+			if t2 < before-slack || t3 < t2 || t3 > after+slack {
+				t.Errorf("T2 %d, T3 %d outside of %d..%d", t2, t3, before, after)
+			}
+			dwells = append(dwells, time.Duration(t3-t2))
+		}
+		slices.Sort(dwells)
+		t.Logf("%s: dwell p50 %v", remote, dwells[50])
+		if dwells[50] > 20*time.Microsecond {
+			t.Errorf("%s: dwell p50 %v, want far below 20µs", remote, dwells[50])
+		}
+	}
+}
+
+func TestKernelReflectorRefuses(t *testing.T) {
+	near, far := link(t)
+	near.Exec(t, "ip", "addr", "add", "10.1.0.50/24", "dev", "eth1")
+	near.Exec(t, "ip", "route", "add", "10.5.5.5/32", "via", farAddr)
+	r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
+		c.AllowAny = false
+		c.Allow = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/28")}
+		c.Listen = append(c.Listen, netip.AddrPortFrom(netip.Addr{}, 863))
+	}, "eth1 tcx")
+	good := dialIn(t, near, nearAddr+":0", farAddr+":862")
+	good.send(make([]byte, 13))
+	// From a port of the reflector's own: two reflectors would go on for ever.
+	for _, port := range []string{":862", ":863"} {
+		dialIn(t, near, nearAddr+port, farAddr+":862").send(stampRequest(1, 44))
+	}
+	low := dialIn(t, near, nearAddr+":861", farAddr+":862")
+	low.nothing()
+	stranger := dialIn(t, near, "10.1.0.50:0", farAddr+":862")
+	for range 100 {
+		stranger.send(stampRequest(1, 44))
+		stranger.send(viaSocket(1))
+	}
+	// To an address that is not there: as if nobody had looked.
+	dialIn(t, near, nearAddr+":0", "10.5.5.5:862").send(stampRequest(1, 44))
+	for i := range uint32(10) {
+		good.send(viaSocket(i))
+		good.receive()
+		good.nothing()
+	}
+	want := map[string]uint64{
+		"eth1 too_short": 1, "eth1 own_port": 2, "eth1 not_allowed": 200, "eth1 answered": 11, "eth1 tlvs": 10,
+	}
+	if diff := cmp.Diff(want, kernelResults(t, r)); diff != "" {
+		t.Errorf("the kernel's counts (-want +got):\n%s", diff)
+	}
+	// The stranger's flood never reached the socket.
+	until(t, "the last answer is counted", func() bool { return results(r)["eth1 answered"] >= 10 })
+	if diff := cmp.Diff(map[string]uint64{"eth1 answered": 10}, results(r)); diff != "" {
+		t.Errorf("the socket's counts (-want +got):\n%s", diff)
+	}
+	// Then the stranger becomes a peer.
+	r.SetPeers([]netip.Addr{netip.MustParseAddr("10.1.0.50")})
+	before := kernelResults(t, r)["eth1 answered"]
+	until(t, "a new peer gets answers", func() bool {
+		stranger.send(stampRequest(0, 44))
+		return kernelResults(t, r)["eth1 answered"] > before
+	})
+}
+
+// Two reflectors, and a packet that makes each believe that the other asked.
+func TestTwoKernelReflectorsDoNotLoop(t *testing.T) {
+	near, far := link(t)
+	a := kernelReflectIn(t, near, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 tcx")
+	b := kernelReflectIn(t, far, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 tcx")
+	a.kernel.close() // so that the port is free for the one packet
+	a.close()
+	forged := dialIn(t, near, nearAddr+":862", farAddr+":862")
+	forged.send(stampRequest(1, 44))
+	until(t, "it is dropped", func() bool { return kernelResults(t, b)["eth1 own_port"] == 1 })
+	if got := kernelResults(t, b)["eth1 answered"]; got != 0 {
+		t.Errorf("%d answers to a reflector's port", got)
+	}
+}
+
+func TestKernelAnswersOnTheInterfacesThatLeadToPeers(t *testing.T) {
+	lab := netnstest.New(t)
+	near, far := lab.Namespace("near"), lab.Namespace("far")
+	for i := 1; i <= 3; i++ {
+		lab.Veth(near, fmt.Sprintf("eth%d", i), []string{fmt.Sprintf("10.%d.0.1/24", i)},
+			far, fmt.Sprintf("eth%d", i), []string{fmt.Sprintf("10.%d.0.2/24", i)})
+	}
+	far.Exec(t, "ip", "route", "add", "192.0.2.0/24", "via", "10.3.0.1")
+	for _, tt := range []struct {
+		name string
+		edit func(*ReflectorConfig)
+		want []string
+	}{
+		{"given", func(c *ReflectorConfig) { c.Interfaces = []string{"eth2", "eth9"} }, []string{"eth2 tcx"}},
+		{"anybody", func(c *ReflectorConfig) {}, []string{"eth1 tcx", "eth2 tcx", "eth3 tcx", "lo tcx"}},
+		{"one address", func(c *ReflectorConfig) {
+			c.AllowAny, c.Allow = false, []netip.Prefix{netip.MustParsePrefix("192.0.2.7/32")}
+		}, []string{"eth3 tcx"}},
+		{"a subnet of ours", func(c *ReflectorConfig) {
+			c.AllowAny, c.Allow = false, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}
+		}, []string{"eth1 tcx"}},
+		{"more than a subnet", func(c *ReflectorConfig) {
+			c.AllowAny, c.Allow = false, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/14")}
+		}, []string{"eth1 tcx", "eth2 tcx", "eth3 tcx"}},
+		{"a network behind a router", func(c *ReflectorConfig) {
+			c.AllowAny, c.Allow = false, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/25")}
+		}, []string{"eth3 tcx"}},
+		{"nobody", func(c *ReflectorConfig) { c.AllowAny = false }, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := kernelReflectIn(t, far, tt.edit, tt.want...)
+			if tt.name != "nobody" {
+				return
+			}
+			r.SetPeers([]netip.Addr{netip.MustParseAddr("10.2.0.1")})
+			until(t, "a peer's interface is attached to", func() bool { return slices.Equal(attachedAt(r), []string{"eth2 tcx"}) })
+			r.SetPeers([]netip.Addr{netip.MustParseAddr("10.1.0.1")})
+			until(t, "another peer's is instead", func() bool { return slices.Equal(attachedAt(r), []string{"eth1 tcx"}) })
+		})
+	}
+}
+
+func TestKernelFollowsAddressesAndInterfaces(t *testing.T) {
+	lab := netnstest.New(t)
+	near, far := lab.Namespace("near"), lab.Namespace("far")
+	lab.Veth(near, "eth1", nearCIDRs, far, "eth1", farCIDRs)
+	r := kernelReflectIn(t, far, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 tcx")
+	near.Exec(t, "ip", "route", "add", "10.5.5.5/32", "via", farAddr)
+	c := dialIn(t, near, "", "10.5.5.5:862")
+	answered := func() uint64 { return kernelResults(t, r)["eth1 answered"] }
+
+	far.Exec(t, "ip", "addr", "add", "10.5.5.5/32", "dev", "lo")
+	until(t, "the new address answers", func() bool {
+		c.send(stampRequest(1, 44))
+		return answered() > 0
+	})
+	far.Exec(t, "ip", "addr", "del", "10.5.5.5/32", "dev", "lo")
+	until(t, "the old address does not", func() bool {
+		before := answered()
+		_, _ = c.Write(stampRequest(1, 44)) // also ICMP errors come back
+		return answered() == before
+	})
+
+	near.Exec(t, "ip", "link", "del", "eth1")
+	until(t, "the interface is forgotten", func() bool { return attachedAt(r) == nil })
+	before := answered()
+	if before == 0 {
+		t.Error("its counts are forgotten")
+	}
+	lab.Veth(near, "eth1", nearCIDRs, far, "eth1", farCIDRs)
+	until(t, "the new interface is attached to", func() bool { return slices.Equal(attachedAt(r), []string{"eth1 tcx"}) })
+	again := dialIn(t, near, "", farAddr+":862")
+	until(t, "the new interface answers", func() bool {
+		again.send(stampRequest(1, 44))
+		again.receive()
+		return answered() > before
+	})
+}
+
+// Each refused step has its errno, and the socket answers.
+func TestKernelReflectorStepsDown(t *testing.T) {
+	near, far := link(t)
+	far.Exec(t, "tc", "qdisc", "add", "dev", "eth1", "ingress") // clsact's place
+	r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
+		c.Mode = ReflectClsact
+		c.Interfaces = []string{"eth1"}
+	}, "eth1 socket")
+	if got := r.Attachments()[0].Refusals(); got != "clsact:EBUSY" {
+		t.Errorf("refused %q, want clsact:EBUSY", got)
+	}
+	dialIn(t, near, "", farAddr+":862").nothing()
+	until(t, "the socket has answered", func() bool { return results(r)["eth1 answered"] == 1 })
+}
+
+func TestKernelReflectorLeavesNothing(t *testing.T) {
+	near, far := link(t)
+	for _, mode := range []ReflectorMode{ReflectTCX, ReflectClsact} {
+		r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
+			c.Mode = mode
+			c.Interfaces = []string{"eth1"}
+		}, "eth1 "+mode.String())
+		c := dialIn(t, near, "", farAddr+":862")
+		c.nothing()
+		r.close()
+		c.send(stampRequest(1, 44))
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := c.Read(make([]byte, 100)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("%v: after the end: %v, want refused", mode, err)
+		}
+		if got := kernelResults(t, r)["eth1 answered"]; got != 1 {
+			t.Errorf("%v: answered %d after the end, want 1", mode, got)
+		}
+		if out := far.Exec(t, "tc", "filter", "show", "dev", "eth1", "ingress"); out != "" {
+			t.Errorf("%v: left %s", mode, out)
+		}
+	}
+}
+
+// Whoever has the port gets its packets, whatever we would like.
+func TestKernelDoesNotAnswerAtATakenPort(t *testing.T) {
+	near, far := link(t)
+	var owner *net.UDPConn
+	err := far.Do(func() (err error) {
+		owner, err = net.ListenUDP("udp", &net.UDPAddr{Port: 862})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer owner.Close()
+	_, err = NewReflector(ReflectorConfig{
+		Listen: []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, 862)}, AllowAny: true, RateLimit: 1000, Namespace: namespace(t, far),
+	})
+	var taken *PortTakenError
+	if !errors.As(err, &taken) {
+		t.Fatalf("NewReflector on a taken port = %v", err)
+	}
+	req := stampRequest(1, 44)
+	dialIn(t, near, "", farAddr+":862").send(req)
+	owner.SetReadDeadline(time.Now().Add(10 * time.Second))
+	buf := make([]byte, 100)
+	if n, err := owner.Read(buf); err != nil || !bytes.Equal(buf[:n], req) {
+		t.Errorf("the owner got %x, %v", buf[:n], err)
+	}
+}
+
+// On loopback both ends are this host's.
+func TestKernelAnswersOnLoopback(t *testing.T) {
+	ns := netnstest.New(t).Namespace("one")
+	r := kernelReflectIn(t, ns, nil, "lo tcx")
+	dialIn(t, ns, "", "127.0.0.1:862").nothing()
+	dialIn(t, ns, "", "[::1]:862").nothing()
+	if diff := cmp.Diff(map[string]uint64{"lo answered": 2}, kernelResults(t, r)); diff != "" {
+		t.Errorf("counts (-want +got):\n%s", diff)
+	}
+}
+
+// The kernel half keeps no sessions.
+func TestStatefulReflectorStaysOnTheSocket(t *testing.T) {
+	ns := netnstest.New(t).Namespace("one")
+	r := reflectIn(t, ns, func(c *ReflectorConfig) { c.Mode, c.Stateful = ReflectTCX, true })
+	if r.kernel != nil {
+		t.Error("the kernel answers for a stateful reflector")
+	}
+}
+
+func TestReflectorModesHaveNames(t *testing.T) {
+	for i, name := range ReflectorModes {
+		m, err := ParseReflectorMode(name)
+		if err != nil || m != ReflectorMode(i) || m.String() != name {
+			t.Errorf("%q is %v, %v", name, m, err)
+		}
+	}
+	if _, err := ParseReflectorMode("xdp"); err == nil {
+		t.Error("xdp is a mode")
+	}
+}
