@@ -3,6 +3,8 @@
 package bpf
 
 import (
+	"errors"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -118,5 +120,112 @@ func setFlags(slots *ebpf.Map, flags xtwampSampleFlag) []asm.Instruction {
 		asm.JEq.Imm(asm.R0, 0, "ready"),
 		asm.StoreImm(asm.R0, 68, int64(flags), asm.Word),
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("ready"),
+	}
+}
+
+// BenchmarkReflect is the same for the reflector, with 2,000 allowed peers. As
+// the runs share one packet, both its ends are ours and allowed, and its ports
+// are put back before each run, with either program.
+func BenchmarkReflect(b *testing.B) {
+	requireRoot(b)
+	const repeat = 10_000
+	r, err := LoadReflector(ReflectorConfig{Rate: 1_000_000_000, Listeners: 16, Peers: 4096, Prefixes: 16, Sources: 64, Devices: 4})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { r.Close() })
+	if err := r.SetClock(testOffset, testEstimate); err != nil {
+		b.Fatal(err)
+	}
+	if err := r.beginCounting(Device{Index: 1}); err != nil {
+		b.Fatal(err)
+	}
+	empty, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.SchedCLS,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		License:      "Dual BSD/GPL",
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { empty.Close() })
+	for _, c := range []struct {
+		name   string
+		v6     bool
+		change func(q *question)
+		want   ReflectVerdict
+	}{
+		{name: "arp", change: func(q *question) { q.put(-2, 0x08, 0x06) }, want: ReflectNotIP},
+		{name: "tcp", change: func(q *question) { q.put(9, 6) }, want: ReflectNotUDP},
+		{name: "other port", change: func(q *question) { q.listeners = nil }, want: ReflectOtherPort},
+		{name: "other port6", v6: true, change: func(q *question) { q.listeners = nil }, want: ReflectOtherPort},
+		{name: "stranger", change: func(q *question) { q.from("9.9.9.9") }, want: ReflectNotAllowed},
+		{name: "request", want: ReflectAnswered},
+		{name: "request6", v6: true, want: ReflectAnswered},
+		{name: "echo", change: func(q *question) { q.packet.payload = probePayload(profileDoubleZero) }, want: ReflectAnswered},
+		{name: "request of 1472 bytes", change: func(q *question) { q.size(1472) }, want: ReflectAnswered},
+		{name: "request by prefix", change: func(q *question) { q.allowAll(); q.peers = nil }, want: ReflectAnswered},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			q := baseQuestion(c.v6, false)
+			if c.change != nil {
+				c.change(q)
+			}
+			if q.listeners != nil {
+				q.listeners = append(q.listeners, netip.AddrPortFrom(q.packet.source.Addr(), 862))
+			}
+			if q.peers != nil && c.want != ReflectNotAllowed {
+				q.peers = append(q.peers, q.packet.destination.Addr())
+				for a := netip.MustParseAddr("172.16.0.0"); len(q.peers) < 2000; a = a.Next() {
+					q.peers = append(q.peers, a)
+				}
+			}
+			if err := errors.Join(r.SetListeners(q.listeners), r.SetPeers(q.peers), r.SetPrefixes(q.prefixes)); err != nil {
+				b.Fatal(err)
+			}
+			in := q.packet.bytes()
+			if q.raw != nil {
+				in = q.raw(in)
+			}
+			prepare := asm.Instructions{
+				asm.Mov.Imm(asm.R2, packetHost),
+				asm.FnSkbChangeType.Call(),
+				asm.StoreImm(asm.RFP, -4, 0x5e0300c0, asm.Word), // from 49152 to 862
+				asm.Mov.Reg(asm.R1, asm.R6),
+				asm.Mov.Imm(asm.R2, int32(q.packet.udp())),
+				asm.Mov.Reg(asm.R3, asm.RFP),
+				asm.Add.Imm(asm.R3, -4),
+				asm.Mov.Imm(asm.R4, 4),
+				asm.Mov.Imm(asm.R5, 0),
+				asm.FnSkbStoreBytes.Call(),
+			}
+			ours, base := before(b, r.objects.XtwampReflect, prepare...), before(b, empty, prepare...)
+			run := func(p *ebpf.Program) float64 {
+				b.Helper()
+				_, took, err := p.Benchmark(in, repeat, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				return float64(took.Nanoseconds())
+			}
+			counted, err := r.counts(Device{Index: 1})
+			if err != nil {
+				b.Fatal(err)
+			}
+			var more []float64
+			for b.Loop() {
+				more = append(more, -run(base)+run(ours))
+			}
+			slices.Sort(more)
+			b.ReportMetric(more[len(more)/2], "ns/packet")
+			b.ReportMetric(0, "ns/op")
+			after, err := r.counts(Device{Index: 1})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if c.want >= ReflectTagged && after[c.want]-counted[c.want] < uint64(len(more))*repeat { // an interrupted run is done again
+				b.Errorf("%d of %d packets were %v", after[c.want]-counted[c.want], len(more)*repeat, c.want)
+			}
+		})
 	}
 }

@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"errors"
 	"net"
 	"os"
 	"testing"
@@ -101,9 +102,14 @@ func TestScatteredHeaders(t *testing.T) {
 	})
 }
 
+// attacher is a Datapath or a Reflector.
+type attacher interface {
+	Attach(Device, Hook, FilterAdder) (*Attachment, error)
+}
+
 // newTunnel makes a tap or tun device with 8.0.0.1/30, attaches to it, and
 // returns the far end of its wire.
-func newTunnel(t *testing.T, d *Datapath, ns string, flags uint16, header int) int {
+func newTunnel(t *testing.T, d attacher, ns string, flags uint16, header int) int {
 	t.Helper()
 	fd := -1
 	t.Cleanup(func() { unix.Close(fd) })
@@ -171,4 +177,53 @@ func TestDeviceWithoutLinkHeader(t *testing.T) {
 		e, err := d.Slot(slotIndex)
 		return err == nil && e.Flags&FlagAnswered != 0 && e.T4 > e.T1 && e.T1 > 0 && e.Ttl == 61
 	})
+}
+
+// A reflector answers on both kinds of devices, also a packet whose headers lie
+// beside the skb.
+func TestReflectOnDevices(t *testing.T) {
+	requireRoot(t)
+	for _, c := range []struct {
+		name  string
+		flags uint16
+		tap   bool
+	}{
+		{"tun", unix.IFF_TUN, false},
+		{"tap", unix.IFF_TAP, true},
+		{"tap, scattered", unix.IFF_TAP | unix.IFF_NAPI | unix.IFF_NAPI_FRAGS, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := testLoadReflector(t, testReflectorConfig)
+			q := baseQuestion(false, !c.tap)
+			if err := errors.Join(r.SetListeners(q.listeners), r.SetPeers(q.peers)); err != nil {
+				t.Fatal(err)
+			}
+			header := 0
+			if c.tap {
+				header = ethernetHeader
+			}
+			fd := newTunnel(t, r, newNamespace(t), c.flags, header)
+			start := monotonic(t)
+			frame := q.packet.bytes()
+			pieces := [][]byte{frame}
+			if c.flags&unix.IFF_NAPI_FRAGS != 0 {
+				pieces = [][]byte{frame[:14], frame[14:20], frame[20:]}
+			}
+			if _, err := unix.Writev(fd, pieces); err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 2048)
+			eventually(t, "the answer is there", func() bool {
+				n, err := unix.Read(fd, b)
+				// The stack has things of its own to say.
+				if err != nil || n != len(frame) {
+					return false
+				}
+				b = b[:n]
+				return true
+			})
+			st := &reflectStage{Reflector: r, t: t}
+			st.check(t, q, reaction{verdict: ReflectAnswered, action: 7, frame: b}, start, monotonic(t))
+		})
+	}
 }
