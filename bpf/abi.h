@@ -162,6 +162,7 @@ enum reflect_verdict {
 
 	/* Passed to the socket, which may answer. */
 	REFLECT_TAGGED = REFLECT__FOREIGN_MAX, /* belongs to a VLAN device above this one */
+	REFLECT_STALE,			       /* user space has not been heard of for a while */
 	REFLECT_MERGED,	      /* several datagrams in one (GRO); the stack splits it */
 	REFLECT_OTHER_HOST,   /* of the link: broadcast, or seen in passing */
 	REFLECT_BAD_LENGTH,   /* UDP and IP disagree, or cut short */

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -134,7 +135,7 @@ func BenchmarkReflect(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { r.Close() })
-	if err := r.SetClock(testOffset, testEstimate); err != nil {
+	if err := r.SetClock(testOffset, testEstimate, time.Hour); err != nil {
 		b.Fatal(err)
 	}
 	if err := r.beginCounting(Device{Index: 1}); err != nil {

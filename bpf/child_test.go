@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -53,7 +54,7 @@ func childAttach() error {
 	if err != nil {
 		return errors.Join(err, d.Close())
 	}
-	if err := r.SetClock(1, 1); err != nil { // by a mapping of the process
+	if err := r.SetClock(1, 1, time.Minute); err != nil { // by a mapping of the process
 		return err
 	}
 	for _, header := range []int{ethernetHeader, 0} {

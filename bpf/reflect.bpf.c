@@ -37,6 +37,12 @@ __u64 ports[65536 / 64];
 __u64 clock_offset;
 __be16 error_estimate;
 
+/*
+ * CLOCK_MONOTONIC until which user space stands behind all of this. A filter on
+ * clsact outlives a killed process, whose port may be another's by now.
+ */
+__u64 good_until;
+
 /* max_entries of these are set by the loader. */
 
 /* Where our sockets listen, with no wildcards: any of these is in the namespace. */
@@ -406,6 +412,8 @@ static __noinline enum reflect_verdict reflect(struct __sk_buff *skb)
 	__builtin_memset(key.pad, 0, sizeof(key.pad));
 	if (!bpf_map_lookup_elem(&listeners, &key))
 		return REFLECT_OTHER_ADDRESS;
+	if (r.received > good_until)
+		return REFLECT_STALE;
 	if (skb->vlan_present)
 		return REFLECT_TAGGED;
 	if (skb->gso_segs > 1)

@@ -56,22 +56,23 @@ const (
 	reflectReflectVerdictREFLECT_EXTENSION_HEADER reflectReflectVerdict = 7
 	reflectReflectVerdictREFLECT__FOREIGN_MAX     reflectReflectVerdict = 8
 	reflectReflectVerdictREFLECT_TAGGED           reflectReflectVerdict = 8
-	reflectReflectVerdictREFLECT_MERGED           reflectReflectVerdict = 9
-	reflectReflectVerdictREFLECT_OTHER_HOST       reflectReflectVerdict = 10
-	reflectReflectVerdictREFLECT_BAD_LENGTH       reflectReflectVerdict = 11
-	reflectReflectVerdictREFLECT_NO_CHECKSUM      reflectReflectVerdict = 12
-	reflectReflectVerdictREFLECT_SHORT            reflectReflectVerdict = 13
-	reflectReflectVerdictREFLECT_TLVS             reflectReflectVerdict = 14
-	reflectReflectVerdictREFLECT_NOT_WRITABLE     reflectReflectVerdict = 15
-	reflectReflectVerdictREFLECT_ANSWERED         reflectReflectVerdict = 16
-	reflectReflectVerdictREFLECT__REFUSED_MIN     reflectReflectVerdict = 17
-	reflectReflectVerdictREFLECT_OWN_PORT         reflectReflectVerdict = 17
-	reflectReflectVerdictREFLECT_BAD_ADDRESS      reflectReflectVerdict = 18
-	reflectReflectVerdictREFLECT_NOT_ALLOWED      reflectReflectVerdict = 19
-	reflectReflectVerdictREFLECT_TOO_SHORT        reflectReflectVerdict = 20
-	reflectReflectVerdictREFLECT_RATE_LIMITED     reflectReflectVerdict = 21
-	reflectReflectVerdictREFLECT_SEND_FAILED      reflectReflectVerdict = 22
-	reflectReflectVerdictREFLECT__MAX             reflectReflectVerdict = 23
+	reflectReflectVerdictREFLECT_STALE            reflectReflectVerdict = 9
+	reflectReflectVerdictREFLECT_MERGED           reflectReflectVerdict = 10
+	reflectReflectVerdictREFLECT_OTHER_HOST       reflectReflectVerdict = 11
+	reflectReflectVerdictREFLECT_BAD_LENGTH       reflectReflectVerdict = 12
+	reflectReflectVerdictREFLECT_NO_CHECKSUM      reflectReflectVerdict = 13
+	reflectReflectVerdictREFLECT_SHORT            reflectReflectVerdict = 14
+	reflectReflectVerdictREFLECT_TLVS             reflectReflectVerdict = 15
+	reflectReflectVerdictREFLECT_NOT_WRITABLE     reflectReflectVerdict = 16
+	reflectReflectVerdictREFLECT_ANSWERED         reflectReflectVerdict = 17
+	reflectReflectVerdictREFLECT__REFUSED_MIN     reflectReflectVerdict = 18
+	reflectReflectVerdictREFLECT_OWN_PORT         reflectReflectVerdict = 18
+	reflectReflectVerdictREFLECT_BAD_ADDRESS      reflectReflectVerdict = 19
+	reflectReflectVerdictREFLECT_NOT_ALLOWED      reflectReflectVerdict = 20
+	reflectReflectVerdictREFLECT_TOO_SHORT        reflectReflectVerdict = 21
+	reflectReflectVerdictREFLECT_RATE_LIMITED     reflectReflectVerdict = 22
+	reflectReflectVerdictREFLECT_SEND_FAILED      reflectReflectVerdict = 23
+	reflectReflectVerdictREFLECT__MAX             reflectReflectVerdict = 24
 )
 
 // Names of all BPF objects in the ELF.
@@ -87,6 +88,7 @@ const (
 	reflectVarClockOffset     = "clock_offset"
 	reflectVarCountForeign    = "count_foreign"
 	reflectVarErrorEstimate   = "error_estimate"
+	reflectVarGoodUntil       = "good_until"
 	reflectVarLinkHeader      = "link_header"
 	reflectVarPorts           = "ports"
 	reflectVarRequestInterval = "request_interval"
@@ -155,6 +157,7 @@ type reflectVariableSpecs struct {
 	ClockOffset     *ebpf.VariableSpec `ebpf:"clock_offset"`
 	CountForeign    *ebpf.VariableSpec `ebpf:"count_foreign"`
 	ErrorEstimate   *ebpf.VariableSpec `ebpf:"error_estimate"`
+	GoodUntil       *ebpf.VariableSpec `ebpf:"good_until"`
 	LinkHeader      *ebpf.VariableSpec `ebpf:"link_header"`
 	Ports           *ebpf.VariableSpec `ebpf:"ports"`
 	RequestInterval *ebpf.VariableSpec `ebpf:"request_interval"`
@@ -204,6 +207,7 @@ type reflectVariables struct {
 	ClockOffset     *ebpf.Variable `ebpf:"clock_offset"`
 	CountForeign    *ebpf.Variable `ebpf:"count_foreign"`
 	ErrorEstimate   *ebpf.Variable `ebpf:"error_estimate"`
+	GoodUntil       *ebpf.Variable `ebpf:"good_until"`
 	LinkHeader      *ebpf.Variable `ebpf:"link_header"`
 	Ports           *ebpf.Variable `ebpf:"ports"`
 	RequestInterval *ebpf.Variable `ebpf:"request_interval"`

@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -149,7 +151,7 @@ func testLoadReflector(t testing.TB, cfg ReflectorConfig) *Reflector {
 			t.Error(err)
 		}
 	})
-	if err := r.SetClock(testOffset, testEstimate); err != nil {
+	if err := r.SetClock(testOffset, testEstimate, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -719,6 +721,32 @@ func TestReflectLimitsEachSource(t *testing.T) {
 	}
 }
 
+// Without news of the process behind it, the program leaves all packets alone.
+func TestReflectNeedsSomebodyBehindIt(t *testing.T) {
+	st := newReflectStage(t, testReflectorConfig)
+	for _, c := range []struct {
+		good time.Duration
+		want ReflectVerdict
+	}{{-1, ReflectStale}, {time.Minute, ReflectAnswered}, {0, ReflectStale}} {
+		if err := st.SetClock(testOffset, testEstimate, c.good); err != nil {
+			t.Fatal(err)
+		}
+		for _, strange := range []bool{false, true} {
+			q := baseQuestion(false, false)
+			want := c.want
+			if strange {
+				q.peers = nil
+				if want == ReflectAnswered {
+					want = ReflectNotAllowed
+				}
+			}
+			if got := st.ask(t, q).verdict; got != want {
+				t.Errorf("good for %v, stranger %v: %v, want %v", c.good, strange, got, want)
+			}
+		}
+	}
+}
+
 // A stranger's flood takes nobody's tokens and no place in the maps.
 func TestReflectStrangersCostNothing(t *testing.T) {
 	cfg := testReflectorConfig
@@ -749,7 +777,7 @@ func TestReflectDoesNotCountForeignTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := r.beginCounting(Device{Index: 1}); err != nil {
+	if err := errors.Join(r.beginCounting(Device{Index: 1}), r.SetClock(testOffset, testEstimate, time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	q := baseQuestion(false, false)

@@ -21,6 +21,7 @@ const (
 	ReflectFragment        = reflectReflectVerdictREFLECT_FRAGMENT
 	ReflectExtensionHeader = reflectReflectVerdictREFLECT_EXTENSION_HEADER
 	ReflectTagged          = reflectReflectVerdictREFLECT_TAGGED
+	ReflectStale           = reflectReflectVerdictREFLECT_STALE
 	ReflectMerged          = reflectReflectVerdictREFLECT_MERGED
 	ReflectOtherHost       = reflectReflectVerdictREFLECT_OTHER_HOST
 	ReflectBadLength       = reflectReflectVerdictREFLECT_BAD_LENGTH
@@ -48,6 +49,7 @@ var reflectVerdictNames = [ReflectVerdictMax]string{
 	ReflectFragment:        "fragment",
 	ReflectExtensionHeader: "extension_header",
 	ReflectTagged:          "tagged",
+	ReflectStale:           "stale",
 	ReflectMerged:          "merged",
 	ReflectOtherHost:       "other_host",
 	ReflectBadLength:       "bad_length",

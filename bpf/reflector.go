@@ -10,9 +10,11 @@ import (
 	"math"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // ReflectorConfig sizes a [Reflector]. All fields are needed.
@@ -41,8 +43,9 @@ func (c ReflectorConfig) validate() error {
 }
 
 // Reflector owns the program that answers test packets, and its maps. It
-// answers nobody before it is told where sockets listen ([Reflector.SetListeners])
-// and who is allowed. Its methods may be called concurrently.
+// answers nobody before it is told where sockets listen ([Reflector.SetListeners]),
+// who is allowed and what the time is, and it has to be told the time again and
+// again ([Reflector.SetClock]). Its methods may be called concurrently.
 type Reflector struct {
 	config       ReflectorConfig
 	countForeign bool
@@ -65,6 +68,7 @@ type reflectorObjects struct {
 	Ports         *ebpf.Variable `ebpf:"ports"`
 	ClockOffset   *ebpf.Variable `ebpf:"clock_offset"`
 	ErrorEstimate *ebpf.Variable `ebpf:"error_estimate"`
+	GoodUntil     *ebpf.Variable `ebpf:"good_until"`
 }
 
 func (o *reflectorObjects) Close() error {
@@ -270,11 +274,21 @@ func (r *Reflector) Counters() (map[string]ReflectCounts, error) {
 	return sums, nil
 }
 
-// SetClock says what CLOCK_REALTIME - CLOCK_MONOTONIC is in nanoseconds, and
-// what the Error Estimate of answers is (RFC 4656 section 4.1.2). The two take
-// effect one after the other.
-func (r *Reflector) SetClock(offset int64, errorEstimate uint16) error {
-	err := errors.Join(r.objects.ClockOffset.Set(uint64(offset)), r.objects.ErrorEstimate.Set(wire16(errorEstimate)))
+// SetClock says what CLOCK_REALTIME - CLOCK_MONOTONIC is in nanoseconds, what
+// the Error Estimate of answers is (RFC 4656 section 4.1.2), and for how long
+// from now both are good. After that all packets pass to the sockets: a process
+// that is killed leaves its filters on [Clsact]. The three take effect one
+// after the other.
+func (r *Reflector) SetClock(offset int64, errorEstimate uint16, good time.Duration) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("set reflector's clock: %w", err)
+	}
+	err := errors.Join(
+		r.objects.ClockOffset.Set(uint64(offset)),
+		r.objects.ErrorEstimate.Set(wire16(errorEstimate)),
+		r.objects.GoodUntil.Set(uint64(now.Nano()+int64(good))),
+	)
 	if err != nil {
 		return fmt.Errorf("set reflector's clock: %w", err)
 	}

@@ -68,6 +68,10 @@ const (
 	// settle is how long changes of peers and interfaces are collected after
 	// some were acted on.
 	settle = 100 * time.Millisecond
+	// The kernel half of a process that does not say for a while what the time
+	// is, having been killed perhaps, leaves all packets to the sockets.
+	clockGood  = 15 * time.Second
+	clockAgain = clockGood / 3
 )
 
 // kernelReflector answers in the kernel what it can, for the sockets of a
@@ -125,6 +129,18 @@ func (k *kernelReflector) run(ctx context.Context) {
 		keep(ctx, k.log, "watching the clock for the reflector", func(ctx context.Context) error {
 			return systemClock{}.watch(ctx, k.setClock)
 		})
+	})
+	loops.Go(func() {
+		tick := time.NewTicker(clockAgain)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				k.setClock()
+			}
+		}
 	})
 	loops.Go(func() {
 		keep(ctx, k.log, "watching the interfaces for the reflector", func(ctx context.Context) error {
@@ -185,7 +201,7 @@ func (k *kernelReflector) setClockLocked() {
 	}
 	now := systemClock{}.state()
 	estimate := twamp.NewErrorEstimate(now.Synchronized, twamp.NTP, int64(now.Error))
-	if err := k.program.SetClock(now.Offset, uint16(estimate)); err != nil {
+	if err := k.program.SetClock(now.Offset, uint16(estimate), clockGood); err != nil {
 		k.log.Error("cannot set the reflector's clock", zap.Error(err))
 	}
 }
