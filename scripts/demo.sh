@@ -144,7 +144,7 @@ echo
 
 heading 'Metrics of switch-a'
 metrics "$a" >"$dir/metrics"
-grep -E '^xtwamp_(probes_(sent|received|lost)_total|timestamps_total|attach_info|datapath_packets_total|store_samples_recorded_total|samples_(offered|delivered)_total)' "$dir/metrics" |
+grep -E '^xtwamp_(probes_(sent|received|lost)_total|timestamps_total|attach_info|datapath_packets_total|reflector_packets_total|store_samples_recorded_total|samples_(offered|delivered)_total)' "$dir/metrics" |
 	grep -v ' 0$' | sed 's/^/  /'
 
 heading 'An operator looks by hand: xtwamp ping'
