@@ -625,6 +625,24 @@ func requestPayload(rt *rapid.T) []byte {
 	return b
 }
 
+// 48 bytes are DoubleZero's only if no bit is set behind the time stamp.
+func TestReflectEchoesNothingButZeros(t *testing.T) {
+	cfg := testReflectorConfig
+	cfg.Rate = 1_000_000
+	st := newReflectStage(t, cfg)
+	for at := 12; at < 48; at++ {
+		for _, bit := range []byte{1, 0x80} {
+			q := baseQuestion(false, false)
+			q.packet.payload = probePayload(profileDoubleZero)
+			q.packet.payload[at] = bit
+			_, want := answerTo(q.packet.payload, 0) // ask compares the bytes
+			if got := st.ask(t, q).verdict; got != want {
+				t.Errorf("byte %d is %#x: %v, want %v", at, bit, got, want)
+			}
+		}
+	}
+}
+
 // Over IPv4 a request without a checksum is answered without one.
 func TestReflectKeepsNoChecksum(t *testing.T) {
 	st := newReflectStage(t, testReflectorConfig)

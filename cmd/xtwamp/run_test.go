@@ -267,6 +267,9 @@ func TestKilledRunLeavesNothingThatDisturbsTheNext(t *testing.T) {
 func TestPingBesideRun(t *testing.T) {
 	near, far := twoHosts(t)
 	reflectingIn(t, far)
+	// The kernel stops an interface for a moment to give it its first clsact
+	// qdisc, and drops what is sent meanwhile.
+	near.Exec(t, "tc", "qdisc", "add", "dev", "eth1", "clsact")
 	for _, hook := range []string{"tcx", "clsact"} {
 		dir, file := switchConfig(t, "")
 		attachBy(t, file, hook)
