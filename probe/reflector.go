@@ -215,8 +215,11 @@ func (r *Reflector) SetPeers(peers []netip.Addr) {
 // Run answers until ctx ends, and then closes the sockets.
 func (r *Reflector) Run(ctx context.Context) error {
 	serving, end := context.WithCancel(ctx)
-	defer end()
-	defer context.AfterFunc(serving, r.close)()
+	closed := make(chan struct{})
+	context.AfterFunc(serving, func() {
+		defer close(closed)
+		r.close()
+	})
 	var group errgroup.Group
 	for _, c := range r.conns {
 		group.Go(func() error {
@@ -230,10 +233,13 @@ func (r *Reflector) Run(ctx context.Context) error {
 			return nil
 		})
 	}
-	if err := group.Wait(); ctx.Err() == nil {
-		return err
+	err := group.Wait()
+	end()
+	<-closed // the ports are free when Run returns
+	if ctx.Err() != nil {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // close ends answering in the kernel first: it must not answer on a port that
