@@ -100,6 +100,7 @@ func child(role string, capabilities ...uintptr) *exec.Cmd {
 	return c
 }
 
+// Case 62.
 func TestTwoCapabilitiesDo(t *testing.T) {
 	requireRoot(t)
 	if out, err := child("attach", unix.CAP_BPF, unix.CAP_NET_ADMIN).CombinedOutput(); err != nil {
@@ -107,6 +108,7 @@ func TestTwoCapabilitiesDo(t *testing.T) {
 	}
 }
 
+// Case 61.
 func TestMissingCapabilityIsNamed(t *testing.T) {
 	requireRoot(t)
 	for _, c := range []struct {
@@ -145,6 +147,7 @@ func TestKernelTypesAreNotNeeded(t *testing.T) {
 }
 
 // ip netns exec mounts another /sys, without bpffs.
+// Case 56.
 func TestWorksUnderIPNetnsExec(t *testing.T) {
 	requireRoot(t)
 	ns := newNamespace(t)

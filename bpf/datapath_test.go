@@ -41,6 +41,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// Case 59.
 func TestRingSizeIsWhatTheKernelTakes(t *testing.T) {
 	for _, c := range []struct{ n, page, want int }{
 		{1, 4096, 4096},

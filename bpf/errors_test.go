@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Cases 60 and 61, where this kernel cannot show them.
 func TestEveryRefusalIsExplainedByItsOwnCause(t *testing.T) {
 	const all = 1<<unix.CAP_BPF | 1<<unix.CAP_NET_ADMIN
 	// cilium/ebpf guesses at RLIMIT_MEMLOCK whatever the cause.

@@ -18,6 +18,7 @@ import (
 )
 
 // TestAnotherReaderOfTheWire lets tshark read probes and replies off the link.
+// Probe and reply are equally long: case 22.
 func TestAnotherReaderOfTheWire(t *testing.T) {
 	if _, err := exec.LookPath("tshark"); err != nil {
 		if os.Getenv("XTWAMP_REQUIRE_ROOT") == "1" {

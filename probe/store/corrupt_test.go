@@ -186,7 +186,7 @@ func TestDamageAtNamedPlaces(t *testing.T) {
 		"cut in a meta page":        {damage: func(t testing.TB, p string) { truncate(t, p, pageSize+100) }, aside: true},
 		"cut to one byte":           {damage: func(t testing.TB, p string) { truncate(t, p, 1) }, aside: true},
 		"cut to nothing":            {damage: func(t testing.TB, p string) { truncate(t, p, 0) }, skips: true},
-		"one junk byte appended":    {damage: appendBytes("x"), left: everything},
+		"one junk byte appended":    {damage: appendBytes("x"), left: everything}, // case 88
 		"a page of junk appended":   {damage: appendBytes(strings.Repeat("junk", 1024)), left: everything},
 		"garbage": {damage: func(t testing.TB, p string) {
 			patch(t, p, 0, func(b []byte) { copy(b, strings.Repeat("no", 5000)) }, 10000)

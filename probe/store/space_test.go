@@ -60,6 +60,7 @@ func fillDisk(t *testing.T, dir string, keep int64) (file string) {
 	return file
 }
 
+// Case 90.
 func TestAFullDiskDropsTheOldest(t *testing.T) {
 	const floor = 256 << 10
 	dir := smallDisk(t)
