@@ -661,7 +661,7 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 	}
 	before := p.flow
 	e.retire(p)
-	p.flow = &openFlow{flow: f, FlowInfo: info, path: p}
+	p.flow = &openFlow{flow: f, FlowInfo: info}
 	p.want.current = info.Remote.Addr()
 	p.want.noBPF = false
 	p.reason = store.NoReason

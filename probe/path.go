@@ -95,7 +95,6 @@ type Counters struct {
 type openFlow struct {
 	flow
 	FlowInfo
-	path     *path
 	inFlight int
 	retired  bool // replaced; closes when nothing is in flight
 	losses   int  // in a row

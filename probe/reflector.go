@@ -253,9 +253,6 @@ func (r *Reflector) close() {
 	}
 }
 
-// Close closes the sockets of a reflector that was not run.
-func (r *Reflector) Close() { r.close() }
-
 // Addrs are the addresses that the sockets are bound to.
 func (r *Reflector) Addrs() []netip.AddrPort {
 	out := make([]netip.AddrPort, len(r.conns))

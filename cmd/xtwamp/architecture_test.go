@@ -50,8 +50,8 @@ var layout = map[string][]string{
 
 // owners are the folders that alone may import, also in tests, the libraries whose import path matches.
 var owners = []struct {
-	library *regexp.Regexp
-	folder  string
+	module *regexp.Regexp
+	folder string
 }{
 	{regexp.MustCompile(`^github\.com/cilium/ebpf(/|$)`), "bpf"},
 	{regexp.MustCompile(`^github\.com/vishvananda/`), "netns"},
@@ -136,7 +136,7 @@ func checkOwners(pkgs []goPackage) (problems []string) {
 	for _, p := range pkgs {
 		for _, to := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(p.Imports, p.TestImports, p.XTestImports)))) {
 			for _, o := range owners {
-				if o.library.MatchString(to) && !within(o.folder, p.ImportPath) {
+				if o.module.MatchString(to) && !within(o.folder, p.ImportPath) {
 					problems = append(problems, fmt.Sprintf("%s imports %s, which only %s may", p.ImportPath, to, o.folder))
 				}
 			}
