@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-
-	"go.etcd.io/bbolt"
 )
 
 const (
@@ -91,23 +89,15 @@ func openChunk(key, value []byte) (head chunkHead, samples []byte, err error) {
 }
 
 // seekChunk moves c to the chunk that holds number n of the path, or to the one after it.
-func seekChunk(c *bbolt.Cursor, id PathID, n uint64) (key, value []byte) {
+func seekChunk(c *keyCursor, id PathID, n uint64) (key, value []byte) {
 	if n < math.MaxUint64 {
-		if k, v := before(c, chunkKey(id, n+1)); k != nil {
+		if k, v := c.Before(chunkKey(id, n+1)); k != nil {
 			if head, _, err := openChunk(k, v); head.path == id && (err != nil || head.end() > n) {
 				return k, v
 			}
 		}
 	}
 	return c.Seek(chunkKey(id, n))
-}
-
-// before moves c to the last key below key.
-func before(c *bbolt.Cursor, key []byte) (k, v []byte) {
-	if k, _ := c.Seek(key); k == nil {
-		return c.Last()
-	}
-	return c.Prev()
 }
 
 // decode appends the samples of a run to dst, without those below from and at most until it holds limit.
@@ -212,7 +202,7 @@ func (l *Log) read(p *path, from uint64, limit int) (samples []Sample, runs []bo
 
 // readChunk copies the chunk that holds number n out of the file. None there is errDamaged too.
 func (l *Log) readChunk(id PathID, n uint64) (head chunkHead, coded []byte, err error) {
-	err = l.view("read", func(tx *bbolt.Tx) error {
+	err = l.view("read", func(tx *transaction) error {
 		k, v := seekChunk(tx.Bucket(bucketChunks).Cursor(), id, n)
 		if k == nil {
 			return errDamaged
@@ -274,9 +264,9 @@ func (l *Log) foldPaths(paths []*path, upTo uint64, last bool) error {
 	if idle && !(last && l.tailFirst < upTo) {
 		return nil
 	}
-	err := l.commit("fold", func(tx *bbolt.Tx) error {
+	err := l.commit("fold", func(tx *transaction) error {
 		chunks := tx.Bucket(bucketChunks)
-		chunks.FillPercent = 0.9
+		chunks.fill(0.9)
 		for _, p := range paths {
 			if len(p.tail) == 0 {
 				continue
@@ -312,7 +302,7 @@ func (l *Log) foldPaths(paths []*path, upTo uint64, last bool) error {
 	return nil
 }
 
-func foldPath(chunks *bbolt.Bucket, p *path) error {
+func foldPath(chunks *bucket, p *path) error {
 	runs := lastChunk(chunks, p)
 	for _, r := range p.tail {
 		samples, err := decode(nil, r.first, uint64(r.n), r.data, 0, r.n)
@@ -333,8 +323,8 @@ func foldPath(chunks *bbolt.Bucket, p *path) error {
 }
 
 // lastChunk returns the last chunk of p as a run to go on with, none if there is none or it is full or damaged (who reads it finds out).
-func lastChunk(chunks *bbolt.Bucket, p *path) (runs []*run) {
-	k, v := before(chunks.Cursor(), chunkKey(p.ID, p.folded))
+func lastChunk(chunks *bucket, p *path) (runs []*run) {
+	k, v := chunks.Cursor().Before(chunkKey(p.ID, p.folded))
 	head, coded, err := openChunk(k, v)
 	if err != nil || head.path != p.ID || head.end() != p.tail[0].first || head.boot != p.tail[0].boot {
 		return nil

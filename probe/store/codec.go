@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-
-	"go.etcd.io/bbolt"
 )
 
 // maxValue bounds a tail or chunk value, so that four of them always fit into one 4096-byte page (bbolt splits no node of four or fewer
@@ -45,7 +43,7 @@ func unseal(bucket, key, sealed []byte) ([]byte, error) {
 
 // putCounted puts a value into a bucket whose sequence is the number of its keys. Nothing in bbolt's pages protects the number of keys of
 // a page; where one key less would go unnoticed, checkCount notices.
-func putCounted(b *bbolt.Bucket, key, sealed []byte) error {
+func putCounted(b *bucket, key, sealed []byte) error {
 	if b.Get(key) == nil {
 		if _, err := b.NextSequence(); err != nil {
 			return err
@@ -54,7 +52,7 @@ func putCounted(b *bbolt.Bucket, key, sealed []byte) error {
 	return b.Put(key, sealed)
 }
 
-func deleteCounted(b *bbolt.Bucket, key []byte) error {
+func deleteCounted(b *bucket, key []byte) error {
 	if b.Get(key) != nil {
 		if err := b.SetSequence(b.Sequence() - 1); err != nil {
 			return err
@@ -63,7 +61,7 @@ func deleteCounted(b *bbolt.Bucket, key []byte) error {
 	return b.Delete(key)
 }
 
-func checkCount(b *bbolt.Bucket, keys int) error {
+func checkCount(b *bucket, keys int) error {
 	if b.Sequence() != uint64(keys) {
 		return fmt.Errorf("%d of %d keys: %w", keys, b.Sequence(), corrupt(errDamaged))
 	}

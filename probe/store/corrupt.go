@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"go.etcd.io/bbolt"
 	"go.uber.org/zap"
 )
 
@@ -130,7 +129,7 @@ func (l *Log) repair(p *path) error {
 func (l *Log) repairLocked(p *path) error {
 	var damaged [][]byte
 	updated := *p
-	err := l.file.view(func(tx *bbolt.Tx) error {
+	err := l.file.view(func(tx *transaction) error {
 		damaged, updated.lost = scanChunks(tx, p)
 		return nil
 	})
@@ -148,7 +147,7 @@ func (l *Log) repairLocked(p *path) error {
 	updated.head = nil
 	changes := l.lose(p, &updated)
 	if !l.readOnly {
-		err := l.commit("repair", func(tx *bbolt.Tx) error {
+		err := l.commit("repair", func(tx *transaction) error {
 			if err := keepDamaged(tx, l.cfg.Now(), bucketChunks, damaged); err != nil {
 				return err
 			}
@@ -172,7 +171,7 @@ func (l *Log) repairLocked(p *path) error {
 }
 
 // scanChunks returns the keys of the damaged chunks of a path and all its holes.
-func scanChunks(tx *bbolt.Tx, p *path) (damaged [][]byte, lost []span) {
+func scanChunks(tx *transaction, p *path) (damaged [][]byte, lost []span) {
 	var holes []span
 	expect := p.first
 	c := tx.Bucket(bucketChunks).Cursor()
@@ -219,7 +218,7 @@ func (l *Log) lose(p, updated *path) (changes []*sinkChange) {
 }
 
 // keepDamaged moves values of a bucket into the damaged bucket, which keeps the last few.
-func keepDamaged(tx *bbolt.Tx, now time.Time, bucket []byte, keys [][]byte) error {
+func keepDamaged(tx *transaction, now time.Time, bucket []byte, keys [][]byte) error {
 	from, to := tx.Bucket(bucket), tx.Bucket(bucketDamaged)
 	for _, k := range keys {
 		if len(k) == 0 {

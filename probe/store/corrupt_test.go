@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -356,7 +357,7 @@ func TestDamagedValuesAreKept(t *testing.T) {
 	f.open()
 	f.read(1)
 	var got []string
-	err := f.view("test", func(tx *bbolt.Tx) error {
+	err := f.view("test", func(tx *transaction) error {
 		return tx.Bucket(bucketDamaged).ForEach(func(_, v []byte) error {
 			in := &cursor{rest: v}
 			in.varint()
@@ -400,8 +401,11 @@ func TestDamageReadWithoutADaemon(t *testing.T) {
 	diff(t, "files", 1, len(filesBeside(t, f.cfg.Path)))
 }
 
-// Whatever bytes flip, in a file at rest or under an open log: nothing crashes, nothing that is read is wrong, and it goes on.
+// Whatever bytes flip, in a file at rest or under an open log: nothing crashes, nothing that is read is wrong, and it goes on. A slow
+// machine tries fewer files.
 func TestRandomDamage(t *testing.T) {
+	const limit = 30 * time.Second
+	begin := time.Now()
 	pristine := damagedFixture(t)
 	data, err := os.ReadFile(pristine.cfg.Path)
 	if err != nil {
@@ -412,6 +416,9 @@ func TestRandomDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	rapid.Check(t, func(rt *rapid.T) {
+		if time.Since(begin) > limit {
+			return
+		}
 		f := newClosedFixture(t)
 		if err := os.WriteFile(f.cfg.Path, data, 0o600); err != nil {
 			rt.Fatal(err)
@@ -419,6 +426,9 @@ func TestRandomDamage(t *testing.T) {
 		damage := func() {
 			for range rapid.IntRange(1, 8).Draw(rt, "flips") {
 				at := rapid.Int64Range(0, int64(m.pages)*pageSize-1).Draw(rt, "at")
+				if rapid.Bool().Draw(rt, "structure") {
+					at = at/pageSize*pageSize + at%(pageHeader+8*elementHeader)
+				}
 				patch(t, f.cfg.Path, at, func(b []byte) { b[0] ^= byte(rapid.IntRange(1, 255).Draw(rt, "bits")) }, 1)
 			}
 			if rapid.IntRange(0, 9).Draw(rt, "zero") == 0 {
@@ -668,7 +678,7 @@ func TestAFileThatCannotBeClosedIsAbandoned(t *testing.T) {
 	file := f.file
 	reading, release, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		done <- file.view(func(*bbolt.Tx) error {
+		done <- file.view(func(*transaction) error {
 			close(reading)
 			<-release
 			return nil
@@ -733,6 +743,139 @@ func TestMetaPageDamagedUnderTheLog(t *testing.T) {
 			}
 			f.add(id, 0, 1)
 			diff(t, "files set aside", 1, len(f.status().SetAside))
+		})
+	}
+}
+
+// All of this ends the process, or makes what it writes go wrong for ever, if bbolt gets to see it: it believes its pages.
+func TestPagesDamagedUnderTheLog(t *testing.T) {
+	const firstElement = pageHeader
+	set32 := func(v uint32) func([]byte) { return func(b []byte) { order.PutUint32(b, v) } }
+	set64 := func(v uint64) func([]byte) { return func(b []byte) { order.PutUint64(b, v) } }
+	for name, damage := range map[string]func(t *testing.T, f *fixture, branch, leaf int64){
+		"a branch that leads to itself": func(t *testing.T, f *fixture, branch, leaf int64) { // endless recursion
+			patch(t, f.cfg.Path, branch*pageSize+firstElement+8, set64(uint64(branch)), 8)
+		},
+		"a leaf that is a branch to itself": func(t *testing.T, f *fixture, branch, leaf int64) {
+			patch(t, f.cfg.Path, leaf*pageSize+8, func(b []byte) { b[0] = flagBranch }, 1)
+			patch(t, f.cfg.Path, leaf*pageSize+firstElement+8, set64(uint64(leaf)), 8)
+		},
+		"a value of 1.4 GB": func(t *testing.T, f *fixture, branch, leaf int64) { // a page of that size, and no room for it in the file
+			patch(t, f.cfg.Path, leaf*pageSize+firstElement+12, func(b []byte) { b[3] ^= 0x5b }, 4)
+		},
+		"a key of 4 GB": func(t *testing.T, f *fixture, branch, leaf int64) {
+			patch(t, f.cfg.Path, leaf*pageSize+firstElement+8, set32(1<<32-1), 4)
+		},
+		"a position 16 MB away": func(t *testing.T, f *fixture, branch, leaf int64) {
+			patch(t, f.cfg.Path, leaf*pageSize+firstElement+4, func(b []byte) { b[3] ^= 1 }, 4)
+		},
+		"a page with more pages": func(t *testing.T, f *fixture, branch, leaf int64) { // freed with it, though in use or none
+			patch(t, f.cfg.Path, leaf*pageSize+12, set32(1<<20), 4)
+		},
+		"a page with one page more": func(t *testing.T, f *fixture, branch, leaf int64) {
+			patch(t, f.cfg.Path, leaf*pageSize+12, set32(1), 4)
+		},
+		"more keys than fit": func(t *testing.T, f *fixture, branch, leaf int64) {
+			patch(t, f.cfg.Path, leaf*pageSize+10, func(b []byte) { order.PutUint16(b, 0xfffe) }, 2)
+		},
+		"a key less": func(t *testing.T, f *fixture, branch, leaf int64) {
+			patch(t, f.cfg.Path, leaf*pageSize+10, func(b []byte) { order.PutUint16(b, order.Uint16(b)-1) }, 2)
+		},
+		"a position outside a small bucket": func(t *testing.T, f *fixture, branch, leaf int64) { // a pointer into nowhere on the heap
+			data, err := os.ReadFile(f.cfg.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var sinks int64
+			inView(t, f, func(tx *transaction) { sinks = int64(tx.Bucket(bucketSinks).bolt.Root()) })
+			at := bytes.Index(data[sinks*pageSize:(sinks+1)*pageSize], []byte("ps")) // the key, then bucket and page header, then an element
+			patch(t, f.cfg.Path, sinks*pageSize+int64(at)+2+bucketHeader+pageHeader+4, func(b []byte) { b[2] ^= 0x80 }, 4)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := damagedFixture(t)
+			f.open()
+			id := f.register("a")[0]
+			f.enable("s", false)
+			var branch, leaf int64
+			inView(t, f, func(tx *transaction) {
+				chunks := tx.Bucket(bucketChunks)
+				chunks.Cursor().Before(chunkKey(id+1, 0))
+				branch, leaf = int64(chunks.bolt.Root()), int64(chunks.top.pages[len(chunks.top.pages)-1])
+			})
+			f.add(id, 0, 1)
+			damage(t, f, branch, leaf)
+
+			found := 0
+			for what, call := range map[string]func() error{
+				"append": func() error { return f.Append([]Record{{id, sampleNumber(0)}}) },
+				"read":   func() error { _, err := f.Read(id, 0, 5000); return err },
+				"fold":   f.fold,
+				"deliver": func() error {
+					got, err := f.Next("s", id, 10)
+					if err != nil || len(got) == 0 {
+						return err
+					}
+					to := got[len(got)-1].Seq + 1
+					return f.Commit("s", Update{Positions: map[PathID]uint64{id: to}, Delivered: uint64(len(got))})
+				},
+			} {
+				if err := call(); errors.Is(err, ErrCorrupt) {
+					found++
+				} else if err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			runtime.GC() // looks at every pointer that is left
+			diff(t, "calls that found it", 1, found)
+			diff(t, "files set aside", 1, len(f.status().SetAside))
+			diff(t, "panics", uint64(0), f.Panics())
+			f.add(id, 0, 300)
+			if err := f.fold(); err != nil {
+				t.Error(err)
+			}
+			f.totals("s")
+			f.reopen()
+			diff(t, "panics", uint64(0), f.Panics())
+		})
+	}
+}
+
+func inView(t *testing.T, f *fixture, fn func(*transaction)) {
+	t.Helper()
+	if err := f.view("test", func(tx *transaction) error { fn(tx); return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A process that was killed before its first transaction leaves a file as bbolt begins it: with a page for the free list.
+func TestFreeListOfANewFileDamaged(t *testing.T) {
+	for name, test := range map[string]struct {
+		damage func([]byte)
+		aside  int
+	}{
+		"nothing":                   {damage: func([]byte) {}},
+		"a page far beyond":         {func(b []byte) { order.PutUint16(b[10:], 1); order.PutUint64(b[16:], 1<<40) }, 1},
+		"a page in use":             {func(b []byte) { order.PutUint16(b[10:], 1); order.PutUint64(b[16:], 3) }, 1},
+		"a meta page":               {func(b []byte) { order.PutUint16(b[10:], 1); order.PutUint64(b[16:], 1) }, 1},
+		"more pages than there are": {func(b []byte) { order.PutUint16(b[10:], 0xffff); order.PutUint64(b[16:], 1<<40) }, 1},
+		"another kind of page":      {func(b []byte) { order.PutUint16(b[8:], flagLeaf) }, 1},
+		"more pages of its own":     {func(b []byte) { order.PutUint32(b[12:], 1<<20) }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newClosedFixture(t)
+			db, err := bbolt.Open(f.cfg.Path, 0o600, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			patch(t, f.cfg.Path, 2*pageSize, test.damage, pageSize)
+			f.open()
+			f.add(f.register("a")[0], 0, 300)
+			diff(t, "files set aside", test.aside, len(f.status().SetAside))
+			diff(t, "panics", uint64(0), f.Panics())
 		})
 	}
 }

@@ -125,7 +125,7 @@ func openFile(cfg Config, readOnly bool, aside func(cause error)) (_ *file, err 
 		err = d.checkFree(growPages)
 	} else if d.doubtful = info.Size() == 0; !d.doubtful || readOnly {
 		var m meta
-		m, err = verify(f, info.Size())
+		m, err = verify(f)
 		d.doubtful, d.tx = m.torn, m.tx
 	}
 	if err != nil {
@@ -155,22 +155,29 @@ func openFile(cfg Config, readOnly bool, aside func(cause error)) (_ *file, err 
 
 // begin starts a transaction. Of bbolt's locks this is where a panic could leave one locked that others wait for without a limit, so the
 // pages that it would stumble over are read first.
-func (f *file) begin(writable bool) (*bbolt.Tx, error) {
+func (f *file) begin(writable bool) (*transaction, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.dead {
 		return nil, errDead
 	}
-	if m, err := readMeta(f.os); err != nil {
+	m, err := readMeta(f.os)
+	if err != nil {
 		return nil, err
-	} else if m.tx < f.tx { // bbolt would go on from the one before, and use pages twice
+	}
+	if m.tx < f.tx { // bbolt would go on from the one before, and use pages twice
 		return nil, fmt.Errorf("%w: transaction %d is gone with its meta page", ErrCorrupt, f.tx)
+	}
+	if writable { // it may free the page of the free list
+		if err := newWalker(f.os, m.pages).freelist(m.free); err != nil {
+			return nil, &pageError{err}
+		}
 	}
 	tx, err := f.bolt.Begin(writable)
 	if err != nil {
 		return nil, fmt.Errorf("begin transaction: %w", err)
 	}
-	return tx, nil
+	return newTransaction(tx, f.os), nil
 }
 
 // same reports whether g is f opened again and holds what f held, the transaction that failed at the end included or not.
@@ -369,6 +376,8 @@ func guard(fn func() error) (err error) {
 		switch v := recover().(type) {
 		case nil:
 		case *commitError:
+			err = v
+		case *pageError:
 			err = v
 		default:
 			err = &panicError{value: v, stack: debug.Stack()}

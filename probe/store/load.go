@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"go.etcd.io/bbolt"
 	"go.uber.org/zap"
 )
 
@@ -85,8 +84,8 @@ func (l *Log) begin(f *file) error {
 	}
 	var version uint64
 	var empty bool
-	err := f.view(func(tx *bbolt.Tx) (err error) {
-		k, _ := tx.Cursor().First()
+	err := f.view(func(tx *transaction) (err error) {
+		k, _ := tx.root.Cursor().First()
 		if empty = k == nil; empty {
 			return nil
 		}
@@ -115,7 +114,7 @@ func (l *Log) begin(f *file) error {
 	}
 	l.mu.Lock()
 	var damaged [][]byte
-	err = f.view(func(tx *bbolt.Tx) (err error) {
+	err = f.view(func(tx *transaction) (err error) {
 		damaged, err = l.load(tx)
 		return err
 	})
@@ -154,7 +153,7 @@ func (l *Log) create() error {
 		return err
 	}
 	l.boots[l.boot].onDisk = false
-	return l.commit("create", func(tx *bbolt.Tx) error {
+	return l.commit("create", func(tx *transaction) error {
 		for _, name := range allBuckets {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
@@ -186,11 +185,11 @@ func (l *Log) create() error {
 	})
 }
 
-func writeNumber(tx *bbolt.Tx, key []byte, n uint64) error {
+func writeNumber(tx *transaction, key []byte, n uint64) error {
 	return tx.Bucket(bucketMeta).Put(key, seal(bucketMeta, key, binary.AppendUvarint(nil, n)))
 }
 
-func readNumber(tx *bbolt.Tx, key []byte) (uint64, error) {
+func readNumber(tx *transaction, key []byte) (uint64, error) {
 	for _, name := range allBuckets {
 		if tx.Bucket(name) == nil {
 			return 0, fmt.Errorf("%w: no bucket %s", ErrCorrupt, name)
@@ -206,7 +205,7 @@ func readNumber(tx *bbolt.Tx, key []byte) (uint64, error) {
 }
 
 // load reads all but chunks and sinks' values. It returns the keys of damaged tail values.
-func (l *Log) load(tx *bbolt.Tx) (damaged [][]byte, err error) {
+func (l *Log) load(tx *transaction) (damaged [][]byte, err error) {
 	if l.base, err = readNumber(tx, keyBase); err != nil {
 		return nil, err
 	}
@@ -222,7 +221,7 @@ func (l *Log) load(tx *bbolt.Tx) (damaged [][]byte, err error) {
 	return l.loadTail(tx)
 }
 
-func (l *Log) loadPaths(tx *bbolt.Tx) error {
+func (l *Log) loadPaths(tx *transaction) error {
 	chunks := tx.Bucket(bucketChunks).Cursor()
 	err := tx.Bucket(bucketPaths).ForEach(func(k, v []byte) error {
 		payload, err := unseal(bucketPaths, k, v)
@@ -331,7 +330,7 @@ func (l *Log) skipAhead(damaged [][]byte) error {
 		}
 		changes = append(changes, c)
 	}
-	err := l.commit("recover", func(tx *bbolt.Tx) error {
+	err := l.commit("recover", func(tx *transaction) error {
 		if err := keepDamaged(tx, l.cfg.Now(), bucketTail, damaged); err != nil {
 			return err
 		}

@@ -19,7 +19,6 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 	"go.uber.org/zap"
 )
@@ -284,19 +283,19 @@ func (l *Log) prepare(pages int) error {
 
 // commit runs fn in one transaction. An error means that nothing has changed; if it is ErrCorrupt the file has been set aside. The caller
 // holds l.write and has called prepare.
-func (l *Log) commit(operation string, fn func(*bbolt.Tx) error) error {
+func (l *Log) commit(operation string, fn func(*transaction) error) error {
 	f := l.file
 	l.mu.RLock()
 	number, current := l.boot, l.boots[l.boot]
 	l.mu.RUnlock()
 	newOffset := !current.onDisk || current.stored != current.offset
-	var tx *bbolt.Tx
+	var tx *transaction
 	var id int
 	err := guard(func() (err error) {
 		if tx, err = f.begin(true); err != nil {
 			return err
 		}
-		id = tx.ID()
+		id = tx.bolt.ID()
 		l.cfg.Fault(operation)
 		if err := fn(tx); err != nil {
 			return err
@@ -306,12 +305,12 @@ func (l *Log) commit(operation string, fn func(*bbolt.Tx) error) error {
 				return err
 			}
 		}
-		return tx.Commit()
+		return tx.bolt.Commit()
 	})
 	if err != nil {
 		// Not bbolt.DB.Update: after a panic that does what boltLogger keeps Commit from doing.
 		if tx != nil {
-			_ = guard(tx.Rollback)
+			_ = guard(tx.bolt.Rollback)
 		}
 		if errors.Is(err, berrors.ErrMaxSizeReached) {
 			l.margin = min(l.margin+growPages, f.maxPages/8)
@@ -333,13 +332,13 @@ func (l *Log) commit(operation string, fn func(*bbolt.Tx) error) error {
 	if newOffset {
 		l.boots[number].stored, l.boots[number].onDisk = current.offset, true
 	}
-	stats := tx.Stats()
+	stats := tx.bolt.Stats()
 	l.written += stats.GetPageAlloc() + pageSize // and the meta page
 	return nil
 }
 
 // view runs fn in a read-only transaction; what it takes out of the file it must copy. The caller does not hold l.write.
-func (l *Log) view(operation string, fn func(*bbolt.Tx) error) error {
+func (l *Log) view(operation string, fn func(*transaction) error) error {
 	for {
 		l.mu.RLock()
 		f, closed := l.file, l.closed
@@ -356,7 +355,7 @@ func (l *Log) view(operation string, fn func(*bbolt.Tx) error) error {
 			}
 			continue
 		}
-		err := f.view(func(tx *bbolt.Tx) error {
+		err := f.view(func(tx *transaction) error {
 			l.cfg.Fault(operation)
 			return fn(tx)
 		})
@@ -372,8 +371,8 @@ func (l *Log) view(operation string, fn func(*bbolt.Tx) error) error {
 	}
 }
 
-func (f *file) view(fn func(*bbolt.Tx) error) error {
-	var tx *bbolt.Tx
+func (f *file) view(fn func(*transaction) error) error {
+	var tx *transaction
 	err := guard(func() (err error) {
 		if tx, err = f.begin(false); err != nil {
 			return err
@@ -381,7 +380,7 @@ func (f *file) view(fn func(*bbolt.Tx) error) error {
 		return fn(tx)
 	})
 	if tx != nil {
-		err = errors.Join(err, guard(tx.Rollback))
+		err = errors.Join(err, guard(tx.bolt.Rollback))
 	}
 	return err
 }

@@ -4,6 +4,7 @@ package store
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -102,7 +103,7 @@ func TestACommitThatFailedButReachedTheFile(t *testing.T) {
 	if err := f.putSinks(tx, []*sinkChange{change}); err != nil {
 		t.Fatal(err)
 	}
-	if err := tx.Commit(); err != nil {
+	if err := tx.bolt.Commit(); err != nil {
 		t.Fatal(err)
 	}
 	f.openAfresh(failed)
@@ -312,7 +313,8 @@ func TestANewerFormatIsRefusedAndLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Update(func(tx *bbolt.Tx) error { return writeNumber(tx, keyFormat, formatVersion+1) }); err != nil {
+	newer := seal(bucketMeta, keyFormat, binary.AppendUvarint(nil, formatVersion+1))
+	if err := db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyFormat, newer) }); err != nil {
 		t.Fatal(err)
 	}
 	db.Close()
@@ -416,7 +418,7 @@ func TestReadersDoNotDelayAppend(t *testing.T) {
 	reading, release := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
 	go func() { // a reader that sits in its transaction for as long as the test wants
-		done <- f.view("stuck", func(*bbolt.Tx) error {
+		done <- f.view("stuck", func(*transaction) error {
 			close(reading)
 			<-release
 			return nil

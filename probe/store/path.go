@@ -8,8 +8,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-
-	"go.etcd.io/bbolt"
 )
 
 // path is what the process knows of one path. Fields change only with Log.write and Log.mu both held; so whoever holds one of them may
@@ -126,7 +124,7 @@ func parsePath(id PathID, payload []byte) (*path, error) {
 	return p, in.err()
 }
 
-func putPath(tx *bbolt.Tx, p *path) error {
+func putPath(tx *transaction, p *path) error {
 	key := key32(uint32(p.ID))
 	return putCounted(tx.Bucket(bucketPaths), key, seal(bucketPaths, key, p.record()))
 }
@@ -157,7 +155,7 @@ func (l *Log) Register(name string, labels map[string]string) (Path, error) {
 		updated.first, updated.folded, updated.next = l.base, l.base, l.base
 	}
 	changes := l.subscribe(&updated)
-	err := l.commit("register", func(tx *bbolt.Tx) error {
+	err := l.commit("register", func(tx *transaction) error {
 		if err := putPath(tx, &updated); err != nil {
 			return err
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	"go.etcd.io/bbolt"
 	"go.uber.org/zap"
 )
 
@@ -177,7 +176,7 @@ func (l *Log) drop(reason string, limit int, may func(*path, chunkHead) bool) (n
 	next := map[PathID]*chunkHead{} // and their new oldest chunk
 	var changes []*sinkChange
 	var lost map[string]uint64
-	err = l.commit("drop", func(tx *bbolt.Tx) error {
+	err = l.commit("drop", func(tx *transaction) error {
 		chunks := tx.Bucket(bucketChunks)
 		for n = 0; n < limit && len(heads) > 0; n++ {
 			head := heap.Pop(&heads).(chunkHead)
@@ -265,7 +264,7 @@ func (l *Log) heads(may func(*path, chunkHead) bool) (oldestFirst, error) {
 // readHeads reads the heads that are not known yet. It returns the paths whose oldest chunk is not what it should be.
 func (l *Log) readHeads() (bad []*path, err error) {
 	read := map[PathID]*chunkHead{}
-	err = l.file.view(func(tx *bbolt.Tx) error {
+	err = l.file.view(func(tx *transaction) error {
 		chunks := tx.Bucket(bucketChunks).Cursor()
 		for _, p := range l.paths[1:] {
 			if p.head != nil || p.first >= p.folded {

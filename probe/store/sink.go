@@ -8,8 +8,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // sink is what the process knows of one sink. Fields change only with Log.write and Log.mu both held, but for what Next notes in a
@@ -90,7 +88,7 @@ const (
 func sinkKey(kind, name string) []byte { return []byte(kind + name) }
 
 // putSinks writes changes. Totals are absolute, so writing them twice is harmless.
-func (l *Log) putSinks(tx *bbolt.Tx, changes []*sinkChange) error {
+func (l *Log) putSinks(tx *transaction, changes []*sinkChange) error {
 	sinks := tx.Bucket(bucketSinks)
 	for _, c := range changes {
 		name := c.sink.name
@@ -161,7 +159,7 @@ func (l *Log) applySinks(changes []*sinkChange) {
 }
 
 // loadSinks reads the sinks bucket.
-func (l *Log) loadSinks(tx *bbolt.Tx) error {
+func (l *Log) loadSinks(tx *transaction) error {
 	sinks := tx.Bucket(bucketSinks)
 	err := sinks.ForEach(func(k, v []byte) error {
 		kind, name := string(k[:1]), string(k[1:])
@@ -185,7 +183,7 @@ func (l *Log) loadSinks(tx *bbolt.Tx) error {
 	return checkCount(sinks, len(l.sinks))
 }
 
-func (s *sink) load(sinks *bbolt.Bucket, key, value []byte, paths int) error {
+func (s *sink) load(sinks *bucket, key, value []byte, paths int) error {
 	payload, err := unseal(bucketSinks, key, value)
 	if err != nil {
 		return err
@@ -267,7 +265,7 @@ func (l *Log) Enable(name string, backfill bool, takes func(Path) bool) error {
 		subscribe(change, p, takes(p.public()), start)
 	}
 	if isNew || len(change.positions) > 0 || len(change.gone) > 0 {
-		err := l.commit("enable", func(tx *bbolt.Tx) error {
+		err := l.commit("enable", func(tx *transaction) error {
 			return l.putSinks(tx, []*sinkChange{change})
 		})
 		if err != nil {
@@ -418,7 +416,7 @@ func (l *Log) commitSink(name string, u Update) error {
 		return err
 	}
 	fixed := map[PathID][]segment{}
-	err = l.commit("commit", func(tx *bbolt.Tx) error {
+	err = l.commit("commit", func(tx *transaction) error {
 		for id, next := range change.positions {
 			p := l.paths[id]
 			f, err := l.fix(tx, p, s.position[id].next, next, used[id])
@@ -508,7 +506,7 @@ func putPages(put map[string][]byte) (pages int) {
 	return pages
 }
 
-func putValues(tx *bbolt.Tx, name string, u Update) error {
+func putValues(tx *transaction, name string, u Update) error {
 	if len(u.Put) == 0 && len(u.Delete) == 0 {
 		return nil
 	}
@@ -537,7 +535,7 @@ func (l *Log) Get(name, key string) (value []byte, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("get: %w", err)
 	}
-	err = l.view("get", func(tx *bbolt.Tx) error {
+	err = l.view("get", func(tx *transaction) error {
 		value = nil
 		values := tx.Bucket(bucketSinks).Bucket(sinkKey(sinkValues, name))
 		if values == nil {

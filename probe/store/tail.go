@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-
-	"go.etcd.io/bbolt"
 )
 
 // Append stores a batch in one transaction and numbers its samples. It is durable when Append returns nil; on an error nothing of it is
@@ -37,9 +35,9 @@ func (l *Log) append(batch []Record) error {
 	}
 	values := encodeTail(l.boot, batch, numbers)
 	offered := l.offer(batch)
-	err = l.commit("append", func(tx *bbolt.Tx) error {
+	err = l.commit("append", func(tx *transaction) error {
 		tail := tx.Bucket(bucketTail)
-		tail.FillPercent = 1 // keys only ever grow
+		tail.fill(1) // keys only ever grow
 		// After a commit that failed half-way the values of the batch may be there, under the same keys: they are replaced.
 		for i, v := range values {
 			key := key64(l.tailNext + uint64(i))
@@ -141,7 +139,7 @@ func decodeTail(payload []byte, fn func(boot uint32, id PathID, s *Sample) error
 }
 
 // loadTail reads the tail into the paths. It returns the keys of the values that were damaged; an empty key stands for those that are gone.
-func (l *Log) loadTail(tx *bbolt.Tx) (damaged [][]byte, err error) {
+func (l *Log) loadTail(tx *transaction) (damaged [][]byte, err error) {
 	tail := tx.Bucket(bucketTail)
 	l.tailFirst, l.tailNext = tx.Bucket(bucketChunks).Sequence(), tail.Sequence()
 	expect := l.tailFirst
@@ -191,7 +189,7 @@ func (l *Log) loadSample(boot uint32, id PathID, s *Sample) error {
 }
 
 // deleteTail deletes the tail values below upTo, all of which are in chunks, and notes that in the sequence of the chunks bucket.
-func deleteTail(tx *bbolt.Tx, upTo uint64) error {
+func deleteTail(tx *transaction, upTo uint64) error {
 	tail := tx.Bucket(bucketTail)
 	var keys [][]byte
 	c := tail.Cursor()

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // floor is the build date: a wall clock before it has not been set yet, and a time before it is not known.
@@ -76,7 +74,7 @@ type boot struct {
 	onDisk bool
 }
 
-func putBoot(tx *bbolt.Tx, number uint32, b boot) error {
+func putBoot(tx *transaction, number uint32, b boot) error {
 	key := []byte(b.id)
 	payload := appendOffset(binary.AppendUvarint(nil, uint64(number)), b.offset)
 	return putCounted(tx.Bucket(bucketBoots), key, seal(bucketBoots, key, payload))
@@ -204,7 +202,7 @@ func (l *Log) date(p *path, samples []Sample, runs []bootRun) (used []segment) {
 
 // fix returns p's segments extended to number to: what a sink moves over has been seen with the times that used names or, where used
 // says nothing, with the best offset. The range that is not fixed yet begins at from.
-func (l *Log) fix(tx *bbolt.Tx, p *path, from, to uint64, used []segment) ([]segment, error) {
+func (l *Log) fix(tx *transaction, p *path, from, to uint64, used []segment) ([]segment, error) {
 	if n := len(p.fixed); n > 0 {
 		from = max(from, p.fixed[n-1].to)
 	}
@@ -232,7 +230,7 @@ func (l *Log) fix(tx *bbolt.Tx, p *path, from, to uint64, used []segment) ([]seg
 }
 
 // bootsOf returns which boots wrote the samples of p in [from, to), as segments without offsets.
-func bootsOf(tx *bbolt.Tx, p *path, from, to uint64) (boots []segment, err error) {
+func bootsOf(tx *transaction, p *path, from, to uint64) (boots []segment, err error) {
 	if from < p.folded {
 		chunks := tx.Bucket(bucketChunks).Cursor()
 		for k, v := seekChunk(chunks, p.ID, from); k != nil; k, v = chunks.Next() {
@@ -255,7 +253,7 @@ func bootsOf(tx *bbolt.Tx, p *path, from, to uint64) (boots []segment, err error
 }
 
 // loadBoots reads the boots bucket.
-func (l *Log) loadBoots(tx *bbolt.Tx) error {
+func (l *Log) loadBoots(tx *transaction) error {
 	n := 0
 	err := tx.Bucket(bucketBoots).ForEach(func(k, v []byte) error {
 		n++
