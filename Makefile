@@ -50,8 +50,9 @@ fmt: ## format Go and C
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	scripts/fuzz.sh $(or $(FUZZTIME),10s)
 
-bench: need-root ## run all benchmarks; needs root
-	XTWAMP_REQUIRE_ROOT=1 go test -run '^$$' -bench . -benchmem ./...
+bench: need-root build ## run all benchmarks, or the parts in BENCH (latency answers throughput programs code); needs root
+	scripts/setup.sh ip ping
+	go run ./scripts/bench $(BENCH)
 
 demo: build ## two switches in network namespaces, measured for DEMO_SECONDS (20); needs root and iproute2
 	scripts/demo.sh
