@@ -158,7 +158,7 @@ func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, r role) (
 // Alive says whether all of it is still attached. It is false once the
 // device is gone, even if one of the same name has taken its place. For
 // [Clsact] it can only tell if what the [FilterAdder] returned has a method
-// Alive() bool; otherwise it is true until Close.
+// Alive() bool, called on this thread; otherwise it is true until Close.
 func (a *Attachment) Alive() bool {
 	if !a.owner.has(a) {
 		return false
@@ -181,8 +181,9 @@ func (a *Attachment) Alive() bool {
 
 // Close detaches the programs. It may be called again.
 func (a *Attachment) Close() error {
-	a.owner.forget(a)
-	return a.close()
+	err := a.close()
+	a.owner.forget(a) // whatever they did is known by now
+	return err
 }
 
 // close detaches in reverse order, so that no probe gets a T1 any more when

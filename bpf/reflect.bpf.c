@@ -180,11 +180,21 @@ static __always_inline bool read_headers(struct __sk_buff *skb, struct request *
 	return false;
 }
 
+/* Whether one of our sockets listens there. */
+static __always_inline bool is_listener(const struct address *a, __be16 port)
+{
+	struct listen_key key = { .address = *a, .port = port };
+
+	return bpf_map_lookup_elem(&listeners, &key);
+}
+
 /* Whether an answer may go to where the request says it came from. */
 static __always_inline bool proper(const struct request *r, __u32 ifindex)
 {
 	bool loopback;
 
+	if (r->source_port == 0) /* RFC 768: nobody waits for an answer */
+		return false;
 	if (r->ip4) {
 		__u32 source = bpf_ntohl(r->source.words[1] >> 32);
 		__u32 destination = bpf_ntohl(r->destination.words[1] >> 32);
@@ -204,7 +214,10 @@ static __always_inline bool proper(const struct request *r, __u32 ifindex)
 		loopback = (r->source.words[0] == 0 && r->source.words[1] == one) ||
 			   (r->destination.words[0] == 0 && r->destination.words[1] == one);
 	}
-	return !loopback || ifindex == LOOPBACK_IFINDEX;
+	if (ifindex == LOOPBACK_IFINDEX)
+		return true;
+	/* What we send comes in by loopback alone: this was forged. */
+	return !loopback && !is_listener(&r->source, r->destination_port);
 }
 
 /* The bucket of a source, or NULL if it is not allowed. */
@@ -399,7 +412,6 @@ static __always_inline enum reflect_verdict answer(struct __sk_buff *skb, struct
 
 static __noinline enum reflect_verdict reflect(struct __sk_buff *skb)
 {
-	struct listen_key key;
 	struct bucket *bucket;
 	enum verdict why;
 	struct request r;
@@ -407,10 +419,7 @@ static __noinline enum reflect_verdict reflect(struct __sk_buff *skb)
 
 	if (!read_headers(skb, &r, &why))
 		return (enum reflect_verdict)why;
-	key.address = r.destination;
-	key.port = r.destination_port;
-	__builtin_memset(key.pad, 0, sizeof(key.pad));
-	if (!bpf_map_lookup_elem(&listeners, &key))
+	if (!is_listener(&r.destination, r.destination_port))
 		return REFLECT_OTHER_ADDRESS;
 	if (r.received > good_until)
 		return REFLECT_STALE;

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/netip"
 	"slices"
@@ -106,7 +107,8 @@ func decide(q *question) ReflectVerdict {
 	case ours(source.Port()):
 		return ReflectOwnPort
 	case source.Addr().IsUnspecified(), source.Addr().IsMulticast(), source.Addr().Is4In6(),
-		source.Addr() == netip.MustParseAddr("255.255.255.255"), loop && !q.loopback:
+		source.Addr() == netip.MustParseAddr("255.255.255.255"), source.Port() == 0, loop && !q.loopback,
+		slices.Contains(q.listeners, netip.AddrPortFrom(source.Addr(), at.Port())) && !q.loopback:
 		return ReflectBadAddress
 	case !allowed:
 		return ReflectNotAllowed
@@ -472,6 +474,13 @@ var reflectCases = []struct {
 	}, want: ReflectAnswered},
 	{name: "from port 0", change: func(q *question) {
 		q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 0)
+	}, want: ReflectBadAddress},
+	{name: "from our own address", change: func(q *question) {
+		q.listeners = append(q.listeners, netip.AddrPortFrom(q.packet.source.Addr(), 862))
+	}, want: ReflectBadAddress},
+	{name: "from our own address on loopback", change: func(q *question) {
+		q.listeners = append(q.listeners, netip.AddrPortFrom(q.packet.source.Addr(), 862))
+		q.loopback = true
 	}, want: ReflectAnswered},
 	{name: "from our own port, a stranger", change: func(q *question) {
 		q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 862)
@@ -570,7 +579,7 @@ func TestReflectDecidesAsItsModel(t *testing.T) {
 		address := func(name string) netip.Addr {
 			return netip.MustParseAddr(rapid.SampledFrom(addresses).Draw(rt, name))
 		}
-		ports := rapid.SampledFrom([]uint16{862, 863, 861, 49152})
+		ports := rapid.SampledFrom([]uint16{862, 863, 861, 49152, 0})
 		likely := rapid.IntRange(0, 3)
 		if likely.Draw(rt, "source as it is") == 0 {
 			q.packet.source = netip.AddrPortFrom(address("source"), ports.Draw(rt, "source port"))
@@ -855,6 +864,33 @@ func TestReflectorSaysWhatDoesNotFit(t *testing.T) {
 		}
 	}
 }
+
+// What is answered while the program is being taken off is counted too.
+func TestReflectorCountsToTheEnd(t *testing.T) {
+	r := testLoadReflector(t, testReflectorConfig)
+	dev := Device{Index: 1, Name: "lo", LinkHeader: ethernetHeader}
+	values := make([]uint64, ebpf.MustPossibleCPU())
+	values[0] = 3
+	a, err := r.Attach(dev, Clsact, lastWord(func() error { return r.objects.Counters.Update(counterKey(dev, ReflectAnswered), values, ebpf.UpdateExist) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]ReflectCounts{"lo": {ReflectAnswered: 3}}, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// lastWord is a filter that does something as it is removed.
+type lastWord func() error
+
+func (f lastWord) AddFilter(int, bool, int, string) (io.Closer, error) { return closeFunc(f), nil }
 
 func TestReflectorCountsOutliveTheirDevice(t *testing.T) {
 	r := testLoadReflector(t, testReflectorConfig)

@@ -185,6 +185,21 @@ func (f *Filter) Close() error {
 	return nil
 }
 
+// Alive says whether the kernel still has the filter: others remove them, and qdiscs, and interfaces. It has to be called in
+// the namespace that the filter was added in.
+func (f *Filter) Alive() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
+	if namespace, err := current(); err != nil || namespace != f.namespace {
+		return false
+	}
+	there, err := f.entry.exists()
+	return err == nil && there
+}
+
 func (f *Filter) remove() error {
 	namespace, err := current()
 	if err != nil {

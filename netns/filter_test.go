@@ -272,7 +272,25 @@ func TestSweepOfNothing(t *testing.T) {
 func TestCloseAfterTheInterfaceOrQdiscIsGone(t *testing.T) {
 	w := newWire(t)
 	in, out := w.add(netns.Ingress, "a"), w.add(netns.Egress, "a")
+	alive := func(f *netns.Filter) (alive bool) {
+		w.do(func() error {
+			alive = f.Alive()
+			return nil
+		})
+		return alive
+	}
+	if !alive(in) || !alive(out) || in.Alive() {
+		t.Error("not alive where it was added, or alive elsewhere")
+	}
+	w.do(out.Close)
+	if !alive(in) || alive(out) {
+		t.Error("closing one did not end it alone")
+	}
+	out = w.add(netns.Egress, "a")
 	w.ns.Exec(t, "tc", "qdisc", "delete", "dev", "wire0", "clsact")
+	if alive(in) || alive(out) {
+		t.Error("alive without its qdisc")
+	}
 	w.do(in.Close)
 	w.do(out.Close)
 

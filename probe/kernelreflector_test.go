@@ -385,6 +385,23 @@ func TestKernelFollowsAddressesAndInterfaces(t *testing.T) {
 	})
 }
 
+// Others may remove filters, and the qdisc with all of them.
+func TestKernelReflectorComesBackToClsact(t *testing.T) {
+	near, far := link(t)
+	r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
+		c.Mode = ReflectClsact
+		c.Interfaces = []string{"eth1"}
+	}, "eth1 clsact")
+	far.Exec(t, "tc", "qdisc", "del", "dev", "eth1", "clsact")
+	r.kernel.lookAgain(true) // qdiscs are looked at each minute
+	c := dialIn(t, near, "", farAddr+":862")
+	until(t, "the kernel answers again", func() bool {
+		c.send(stampRequest(1, 44))
+		c.receive()
+		return kernelResults(t, r)["eth1 answered"] > 0
+	})
+}
+
 // Each refused step has its errno, and the socket answers.
 func TestKernelReflectorStepsDown(t *testing.T) {
 	near, far := link(t)

@@ -387,7 +387,7 @@ func (s *reflecting) errorEstimate() twamp.ErrorEstimate {
 
 // proper reports whether a packet between these addresses may be answered.
 func (s *reflecting) proper(q request, source netip.Addr) bool {
-	if source.IsUnspecified() || source.IsMulticast() || source == broadcast {
+	if source.IsUnspecified() || source.IsMulticast() || source == broadcast || q.from.Port() == 0 {
 		return false
 	}
 	if !q.to.IsValid() || q.to.IsMulticast() {

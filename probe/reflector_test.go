@@ -280,6 +280,7 @@ func TestReflectorDropsLoopbackAddressesFromOutside(t *testing.T) {
 		{ifindex: 2, from: netip.MustParseAddrPort("255.255.255.255:5000"), to: netip.MustParseAddr("10.1.0.1")},
 		{ifindex: 2, from: netip.MustParseAddrPort("10.1.0.2:5000"), to: netip.MustParseAddr("224.0.0.1")},
 		{ifindex: 2, from: netip.MustParseAddrPort("10.1.0.2:5000")}, // broadcast
+		{ifindex: 2, from: netip.MustParseAddrPort("10.1.0.2:0"), to: netip.MustParseAddr("10.1.0.1")},
 	} {
 		q.payload = stampRequest(1, 44)
 		if got := s.handle(q); got != ResultBadAddress {

@@ -844,17 +844,26 @@ func TestKernelWithoutRingBuffer(t *testing.T) {
 }
 
 func TestMissingStampIsNoStampOfZero(t *testing.T) {
-	// Case 63: the programs are taken away behind the engine's back.
+	// Case 63: the programs are taken away behind the engine's back, first so
+	// that they can come back and then for good.
 	near, far := link(t)
 	reflectIn(t, far, nil)
 	r := begin(t, near, nil, to(farAddr, func(t *target.Target) { t.Interval, t.Attach = 20*ms, target.AttachClsact }))
-	r.until("stamped by the kernel half", func(s store.Sample) bool { return s.TX == store.TCEgress && s.RX == store.TCIngress })
+	byKernel := func(s store.Sample) bool { return s.TX == store.TCEgress && s.RX == store.TCIngress }
+	r.until("stamped by the kernel half", byKernel)
 	near.Exec(t, "tc", "qdisc", "del", "dev", "eth1", "clsact")
+	away := false
+	r.until("stamped by the kernel half again", func(s store.Sample) bool {
+		away = away || s.TX == store.User
+		return away && byKernel(s)
+	})
+	near.Exec(t, "tc", "qdisc", "del", "dev", "eth1", "clsact")
+	near.Exec(t, "tc", "qdisc", "add", "dev", "eth1", "ingress") // clsact's place
 	r.until("stamped on the socket", func(s store.Sample) bool { return s.TX == store.Socket && s.RX == store.Socket })
 	between, lost := 0, 0
 	for i, s := range r.stop() {
 		if s.Outcome == store.Lost {
-			lost++ // a packet may be lost with the filters
+			lost++ // to make or remove the qdisc, the kernel stops the interface
 			continue
 		}
 		if s.Outcome != store.OnTime || s.RTT <= 0 || time.Duration(s.RTT) > 500*ms {
@@ -864,7 +873,7 @@ func TestMissingStampIsNoStampOfZero(t *testing.T) {
 			between++
 		}
 	}
-	if between == 0 || between > 50 || lost > 1 {
-		t.Errorf("%d samples were stamped by the process before the step down, %d lost; want a few, and at most 1", between, lost)
+	if between == 0 || between > 100 || lost > 20 {
+		t.Errorf("%d samples were stamped by the process in between, %d lost; want a few of each", between, lost)
 	}
 }
