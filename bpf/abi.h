@@ -31,12 +31,13 @@ struct probe_path {
 	__u32 slot_base; /* its slots are slot_base .. slot_base + slot_mask */
 	__u32 slot_mask; /* a power of two less one */
 	__u32 interface; /* replies must come in here; 0: anywhere */
+	__u32 device;	 /* whose XDP program may record them; 0: none's */
 	__u16 ssid;	 /* host order; only profile stamp compares it */
 	__u16 pad;
 	enum profile profile;
 };
 
-_Static_assert(sizeof(struct probe_path) == 24, "probe_path has no hidden padding");
+_Static_assert(sizeof(struct probe_path) == 28, "probe_path has no hidden padding");
 
 enum sample_flag {
 	SAMPLE_SENT = 1 << 0,	   /* t1, wire_t1, seq and path are valid */
@@ -44,6 +45,7 @@ enum sample_flag {
 	SAMPLE_HAS_TIMES = 1 << 2, /* t2, t3 and error_estimate are valid */
 	SAMPLE_HAS_TTL = 1 << 3,   /* remote_ttl is valid */
 	SAMPLE_DUPLICATE = 1 << 4, /* ring only: the slot was answered before */
+	SAMPLE_XDP = 1 << 5,	   /* t4 is XDP's, else that of tc ingress */
 };
 
 /* One probe: what a slot holds and, once it is answered, a ring record says. */
@@ -126,11 +128,19 @@ struct address {
 
 struct listen_key {
 	struct address address;
+	__u32 device; /* 0 at tc, anywhere; with XDP the one that has the address */
 	__be16 port;
-	__u16 pad[3]; /* zero: it is hashed too */
+	__u16 pad; /* zero: it is hashed too */
 };
 
 _Static_assert(sizeof(struct listen_key) == 24, "listen_key has no hidden padding");
+
+struct listener {
+	__u8 mac[6]; /* of the device */
+	__u16 pad;
+};
+
+_Static_assert(sizeof(struct listener) == 8, "listener has no hidden padding");
 
 struct prefix_key {
 	__u32 length; /* bits that count, from family on; of an IPv4 prefix 96 more */
@@ -165,6 +175,7 @@ enum reflect_verdict {
 	REFLECT_STALE,			       /* user space has not been heard of for a while */
 	REFLECT_MERGED,	      /* several datagrams in one (GRO); the stack splits it */
 	REFLECT_OTHER_HOST,   /* of the link: broadcast, or seen in passing */
+	REFLECT_OVERSIZE,     /* XDP: too long to be looked at there */
 	REFLECT_BAD_LENGTH,   /* UDP and IP disagree, or cut short */
 	REFLECT_NO_CHECKSUM,  /* over IPv6; the stack drops it */
 	REFLECT_SHORT,	      /* its answer would be longer */

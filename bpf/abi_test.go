@@ -47,6 +47,7 @@ func TestLayoutsOfObjectAndGoAgree(t *testing.T) {
 		"probe_path":  {"xtwamp", xtwampProbePath{}},
 		"address":     {"reflect", reflectAddress{}},
 		"listen_key":  {"reflect", reflectListenKey{}},
+		"listener":    {"reflect", reflectListener{}},
 		"prefix_key":  {"reflect", reflectPrefixKey{}},
 		"bucket":      {"reflect", reflectBucket{}},
 		"counter_key": {"reflect", reflectCounterKey{}},
@@ -130,13 +131,13 @@ func TestEveryReflectVerdictHasItsName(t *testing.T) {
 	if diff := cmp.Diff(enumerators(t, "reflect", "reflect_verdict", "REFLECT_"), got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if got := ReflectVerdictMax.String(); got != "verdict 24" {
+	if got := ReflectVerdictMax.String(); got != "verdict 25" {
 		t.Errorf("unknown verdict is called %q", got)
 	}
 }
 
 func TestFlagsAndProfilesHaveTheirValues(t *testing.T) {
-	want := map[string]uint64{"sent": 1, "answered": 2, "has_times": 4, "has_ttl": 8, "duplicate": 16}
+	want := map[string]uint64{"sent": 1, "answered": 2, "has_times": 4, "has_ttl": 8, "duplicate": 16, "xdp": 32}
 	if diff := cmp.Diff(want, enumerators(t, "xtwamp", "sample_flag", "SAMPLE_")); diff != "" {
 		t.Errorf("flags (-want +got)\n%s", diff)
 	}

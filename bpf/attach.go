@@ -27,6 +27,11 @@ const (
 	// CONFIG_NET_SCH_INGRESS. Its filters outlive a killed process; their name
 	// tells whose they were, see [FilterOwnerDead].
 	Clsact
+	// XDP is the driver's own, never the generic kind, and needs Linux 5.9. Its
+	// one place on a device is taken or not: nobody's program is ever replaced.
+	// It is for devices with an Ethernet header. Many drivers reset the port as
+	// the first program comes or the last one goes, be it with the process.
+	XDP
 )
 
 func (h Hook) String() string {
@@ -35,6 +40,8 @@ func (h Hook) String() string {
 		return "tcx"
 	case Clsact:
 		return "clsact"
+	case XDP:
+		return "xdp"
 	}
 	return fmt.Sprintf("hook %d", uint8(h))
 }
@@ -53,8 +60,8 @@ type Device struct {
 	LinkHeader int    // bytes in front of the IP header: 14 (Ethernet, loopback) or 0
 }
 
-// Attachment is what is attached to a device, by a [Datapath] one program per
-// direction.
+// Attachment is what is attached to a device, at tc by a [Datapath] one program
+// per direction.
 type Attachment struct {
 	owner owner
 	parts []io.Closer // in the order attached
@@ -85,6 +92,10 @@ func (d *Datapath) forget(a *Attachment) {
 // Attach puts the programs on both directions of a device, or on none. The
 // thread must be in the device's network namespace. fa is used for [Clsact].
 //
+// [XDP] takes T4 earlier, of the paths of that device; it has no egress side.
+// It is for devices that another hook is attached to, which takes T1 and has
+// what XDP passes on.
+//
 // An error is [ErrNotSupported] if the kernel has no such hook, [ErrPermission]
 // if the process may not use it; the kernel's errno is in the chain.
 func (d *Datapath) Attach(dev Device, h Hook, fa FilterAdder) (_ *Attachment, err error) {
@@ -93,20 +104,30 @@ func (d *Datapath) Attach(dev Device, h Hook, fa FilterAdder) (_ *Attachment, er
 	if d.closed {
 		return nil, fmt.Errorf("attach to %s: %w", dev.Name, errClosed)
 	}
-	progs, err := d.programs(dev.LinkHeader)
-	if err != nil {
-		return nil, fmt.Errorf("attach to %s: %w", dev.Name, err)
+	type part struct {
+		prog *ebpf.Program
+		role role
+	}
+	var parts []part
+	if h == XDP {
+		prog, err := d.xdpProgram(dev.LinkHeader)
+		if err != nil {
+			return nil, fmt.Errorf("attach to %s: %w", dev.Name, err)
+		}
+		parts = []part{{prog, roleIngress}}
+	} else {
+		progs, err := d.programs(dev.LinkHeader)
+		if err != nil {
+			return nil, fmt.Errorf("attach to %s: %w", dev.Name, err)
+		}
+		// Ingress first: a probe that gets a T1 then never lacks a T4 for want
+		// of the program.
+		parts = []part{{progs.XtwampIngress, roleIngress}, {progs.XtwampEgress, roleEgress}}
 	}
 
 	a := &Attachment{owner: d}
-	// Ingress first: a probe that gets a T1 then never lacks a T4 for want of
-	// the program.
-	for _, egress := range []bool{false, true} {
-		prog, role := progs.XtwampIngress, roleIngress
-		if egress {
-			prog, role = progs.XtwampEgress, roleEgress
-		}
-		part, err := attachOne(dev, h, fa, prog, role)
+	for _, p := range parts {
+		part, err := attachOne(dev, h, fa, p.prog, p.role)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("attach to %s: %w", dev.Name, err), a.close())
 		}
@@ -151,6 +172,21 @@ func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, r role) (
 			return nil, explain(fmt.Errorf("clsact: %w", err), inspect(nil))
 		}
 		return f, nil
+
+	case XDP:
+		l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: dev.Index, Flags: link.XDPDriverMode})
+		switch {
+		case errors.Is(err, unix.EOPNOTSUPP):
+			return nil, notSupported("the driver of "+dev.Name+" has no XDP", err)
+		case errors.Is(err, ebpf.ErrNotSupported):
+			return nil, notSupported("xdp links need Linux 5.9", err)
+		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
+			// EEXIST: it is of the other kind, driver's or generic.
+			return nil, fmt.Errorf("somebody else's xdp program is there: %w", err)
+		case err != nil:
+			return nil, explain(err, inspect(nil))
+		}
+		return l, nil
 	}
 	return nil, fmt.Errorf("%v: %w", h, ErrNotSupported)
 }
@@ -167,7 +203,16 @@ func (a *Attachment) Alive() bool {
 		switch p := p.(type) {
 		case link.Link:
 			info, err := p.Info()
-			if err != nil || info.TCX() == nil || info.TCX().Ifindex == 0 {
+			if err != nil {
+				return false
+			}
+			var ifindex uint32 // 0 without a device
+			if tcx := info.TCX(); tcx != nil {
+				ifindex = tcx.Ifindex
+			} else if xdp := info.XDP(); xdp != nil {
+				ifindex = xdp.Ifindex
+			}
+			if ifindex == 0 {
 				return false
 			}
 		case interface{ Alive() bool }:

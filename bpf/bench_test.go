@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"slices"
@@ -24,21 +25,17 @@ func BenchmarkPacket(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { d.Close() })
-	empty, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type:         ebpf.SchedCLS,
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
-		License:      "Dual BSD/GPL",
-	})
-	if err != nil {
-		b.Fatal(err)
+	empty := map[bool]*ebpf.Program{
+		false: emptyProgram(b, ebpf.SchedCLS, tcUnspec),
+		true:  emptyProgram(b, ebpf.XDP, xdpPass),
 	}
-	b.Cleanup(func() { empty.Close() })
 	st := newStageOf(b, d)
 	sent := sentSlot()
 
 	for _, c := range []struct {
 		name    string
 		ingress bool
+		xdp     bool
 		v6      bool
 		profile uint8
 		change  func(s *scene)
@@ -62,6 +59,17 @@ func BenchmarkPacket(b *testing.B) {
 		{name: "ingress/reply6", ingress: true, v6: true, fresh: &sent},
 		{name: "ingress/echo", ingress: true, profile: profileDoubleZero, fresh: &sent},
 		{name: "ingress/reply of 1472 bytes", ingress: true, change: size(1472), fresh: &sent},
+		{name: "xdp/arp", ingress: true, xdp: true, change: put(-2, 0x08, 0x06)},
+		{name: "xdp/tcp", ingress: true, xdp: true, change: put(9, 6)},
+		{name: "xdp/tcp6", ingress: true, xdp: true, v6: true, change: put(6, 6)},
+		{name: "xdp/other port", ingress: true, xdp: true, change: func(s *scene) { s.packet = s.packet.withLocalPort(s, 5353) }},
+		{name: "xdp/other port6", ingress: true, xdp: true, v6: true, change: func(s *scene) { s.packet = s.packet.withLocalPort(s, 5353) }},
+		{name: "xdp/other path", ingress: true, xdp: true, change: func(s *scene) { s.packet = s.packet.withRemotePort(s, 5353) }},
+		{name: "xdp/other device", ingress: true, xdp: true, change: func(s *scene) { s.path.Device++ }},
+		{name: "xdp/reply", ingress: true, xdp: true, fresh: &sent},
+		{name: "xdp/reply6", ingress: true, xdp: true, v6: true, fresh: &sent},
+		{name: "xdp/echo", ingress: true, xdp: true, profile: profileDoubleZero, fresh: &sent},
+		{name: "xdp/reply of 1472 bytes", ingress: true, xdp: true, change: size(1472), fresh: &sent},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			s := baseScene(c.ingress, c.v6, false, c.profile)
@@ -80,13 +88,16 @@ func BenchmarkPacket(b *testing.B) {
 					b.Fatal(err)
 				}
 			}()
-			ours, base := st.program(b, c.ingress, false), empty
+			ours, base := st.program(b, c.ingress, false), empty[c.xdp]
+			if c.xdp {
+				ours = st.xdpProgram(b)
+			}
 			if c.fresh != nil {
 				if err := st.objects.Slots.Put(uint32(slotIndex), c.fresh); err != nil {
 					b.Fatal(err)
 				}
 				reset := setFlags(st.objects.Slots, c.fresh.Flags)
-				ours, base = before(b, ours, reset...), before(b, empty, reset...)
+				ours, base = before(b, ours, reset...), before(b, base, reset...)
 			}
 			run := func(p *ebpf.Program) float64 {
 				b.Helper()
@@ -135,21 +146,17 @@ func BenchmarkReflect(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { r.Close() })
+	st := &reflectStage{Reflector: r, t: b}
 	if err := r.SetClock(testOffset, testEstimate, time.Hour); err != nil {
 		b.Fatal(err)
 	}
 	if err := r.beginCounting(Device{Index: 1}); err != nil {
 		b.Fatal(err)
 	}
-	empty, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type:         ebpf.SchedCLS,
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
-		License:      "Dual BSD/GPL",
-	})
-	if err != nil {
-		b.Fatal(err)
+	empty := map[bool]*ebpf.Program{
+		false: emptyProgram(b, ebpf.SchedCLS, tcUnspec),
+		true:  emptyProgram(b, ebpf.XDP, xdpPass),
 	}
-	b.Cleanup(func() { empty.Close() })
 	for _, c := range []struct {
 		name   string
 		v6     bool
@@ -158,6 +165,7 @@ func BenchmarkReflect(b *testing.B) {
 	}{
 		{name: "arp", change: func(q *question) { q.put(-2, 0x08, 0x06) }, want: ReflectNotIP},
 		{name: "tcp", change: func(q *question) { q.put(9, 6) }, want: ReflectNotUDP},
+		{name: "tcp6", v6: true, change: func(q *question) { q.put(6, 6) }, want: ReflectNotUDP},
 		{name: "other port", change: func(q *question) { q.listeners = nil }, want: ReflectOtherPort},
 		{name: "other port6", v6: true, change: func(q *question) { q.listeners = nil }, want: ReflectOtherPort},
 		{name: "stranger", change: func(q *question) { q.from("9.9.9.9") }, want: ReflectNotAllowed},
@@ -167,66 +175,93 @@ func BenchmarkReflect(b *testing.B) {
 		{name: "request of 1472 bytes", change: func(q *question) { q.size(1472) }, want: ReflectAnswered},
 		{name: "request by prefix", change: func(q *question) { q.allowAll(); q.peers = nil }, want: ReflectAnswered},
 	} {
-		b.Run(c.name, func(b *testing.B) {
-			q := baseQuestion(c.v6, false)
-			if c.change != nil {
-				c.change(q)
-			}
-			if q.listeners != nil {
-				q.listeners = append(q.listeners, netip.AddrPortFrom(q.packet.source.Addr(), 862))
-			}
-			if q.peers != nil && c.want != ReflectNotAllowed {
-				q.peers = append(q.peers, q.packet.destination.Addr())
-				for a := netip.MustParseAddr("172.16.0.0"); len(q.peers) < 2000; a = a.Next() {
-					q.peers = append(q.peers, a)
+		for _, xdp := range []bool{false, true} {
+			b.Run(map[bool]string{false: "tc/", true: "xdp/"}[xdp]+c.name, func(b *testing.B) {
+				q := baseQuestion(c.v6, false)
+				q.xdp = xdp
+				if c.change != nil {
+					c.change(q)
 				}
-			}
-			if err := errors.Join(r.SetListeners(q.listeners), r.SetPeers(q.peers), r.SetPrefixes(q.prefixes)); err != nil {
-				b.Fatal(err)
-			}
-			in := q.packet.bytes()
-			if q.raw != nil {
-				in = q.raw(in)
-			}
-			prepare := asm.Instructions{
-				asm.Mov.Imm(asm.R2, packetHost),
-				asm.FnSkbChangeType.Call(),
-				asm.StoreImm(asm.RFP, -4, 0x5e0300c0, asm.Word), // from 49152 to 862
-				asm.Mov.Reg(asm.R1, asm.R6),
-				asm.Mov.Imm(asm.R2, int32(q.packet.udp())),
-				asm.Mov.Reg(asm.R3, asm.RFP),
-				asm.Add.Imm(asm.R3, -4),
-				asm.Mov.Imm(asm.R4, 4),
-				asm.Mov.Imm(asm.R5, 0),
-				asm.FnSkbStoreBytes.Call(),
-			}
-			ours, base := before(b, r.objects.XtwampReflect, prepare...), before(b, empty, prepare...)
-			run := func(p *ebpf.Program) float64 {
-				b.Helper()
-				_, took, err := p.Benchmark(in, repeat, nil)
+				if q.listeners != nil {
+					q.listeners = append(q.listeners, netip.AddrPortFrom(q.packet.source.Addr(), 862))
+				}
+				if q.peers != nil && c.want != ReflectNotAllowed {
+					q.peers = append(q.peers, q.packet.destination.Addr())
+					for a := netip.MustParseAddr("172.16.0.0"); len(q.peers) < 2000; a = a.Next() {
+						q.peers = append(q.peers, a)
+					}
+				}
+				if err := errors.Join(r.SetListeners(q.listen(testIfindex)), r.SetPeers(q.peers), r.SetPrefixes(q.prefixes)); err != nil {
+					b.Fatal(err)
+				}
+				in := q.packet.bytes()
+				if q.raw != nil {
+					in = q.raw(in)
+				}
+				prepare, ours := askAgain(q.packet.udp()), r.objects.XtwampReflect
+				if xdp {
+					prepare, ours = askAgainInXDP(in, q.packet.udp()), st.xdpProgram(b)
+				}
+				ours, base := before(b, ours, prepare...), before(b, empty[xdp], prepare...)
+				run := func(p *ebpf.Program) float64 {
+					b.Helper()
+					_, took, err := p.Benchmark(in, repeat, nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					return float64(took.Nanoseconds())
+				}
+				counted, err := r.counts(Device{Index: 1})
 				if err != nil {
 					b.Fatal(err)
 				}
-				return float64(took.Nanoseconds())
-			}
-			counted, err := r.counts(Device{Index: 1})
-			if err != nil {
-				b.Fatal(err)
-			}
-			var more []float64
-			for b.Loop() {
-				more = append(more, -run(base)+run(ours))
-			}
-			slices.Sort(more)
-			b.ReportMetric(more[len(more)/2], "ns/packet")
-			b.ReportMetric(0, "ns/op")
-			after, err := r.counts(Device{Index: 1})
-			if err != nil {
-				b.Fatal(err)
-			}
-			if c.want >= ReflectTagged && after[c.want]-counted[c.want] < uint64(len(more))*repeat { // an interrupted run is done again
-				b.Errorf("%d of %d packets were %v", after[c.want]-counted[c.want], len(more)*repeat, c.want)
-			}
-		})
+				var more []float64
+				for b.Loop() {
+					more = append(more, -run(base)+run(ours))
+				}
+				slices.Sort(more)
+				b.ReportMetric(more[len(more)/2], "ns/packet")
+				b.ReportMetric(0, "ns/op")
+				after, err := r.counts(Device{Index: 1})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if c.want >= ReflectTagged && after[c.want]-counted[c.want] < uint64(len(more))*repeat { // an interrupted run is done again
+					b.Errorf("%d of %d packets were %v", after[c.want]-counted[c.want], len(more)*repeat, c.want)
+				}
+			})
+		}
+	}
+}
+
+// askAgain makes the answer in the packet the question again, as far as the
+// program looks: from 49152 to 862, and for this host.
+func askAgain(udp int) asm.Instructions {
+	return asm.Instructions{
+		asm.Mov.Imm(asm.R2, packetHost),
+		asm.FnSkbChangeType.Call(),
+		asm.StoreImm(asm.RFP, -4, 0x5e0300c0, asm.Word),
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.Mov.Imm(asm.R2, int32(udp)),
+		asm.Mov.Reg(asm.R3, asm.RFP),
+		asm.Add.Imm(asm.R3, -4),
+		asm.Mov.Imm(asm.R4, 4),
+		asm.Mov.Imm(asm.R5, 0),
+		asm.FnSkbStoreBytes.Call(),
+	}
+}
+
+func askAgainInXDP(frame []byte, udp int) asm.Instructions {
+	word := func(at int) int64 { return int64(int32(binary.NativeEndian.Uint32(frame[at:]))) }
+	return asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // data
+		asm.LoadMem(asm.R3, asm.R6, 4, asm.Word), // data_end
+		asm.Mov.Reg(asm.R4, asm.R2),
+		asm.Add.Imm(asm.R4, int32(udp+4)),
+		asm.JGT.Reg(asm.R4, asm.R3, "ready"),
+		asm.StoreImm(asm.R2, 0, word(0), asm.Word),
+		asm.StoreImm(asm.R2, 4, int64(int16(word(4))), asm.Half),
+		asm.StoreImm(asm.R2, int16(udp), 0x5e0300c0, asm.Word),
+		asm.Mov.Imm(asm.R0, 0).WithSymbol("ready"),
 	}
 }

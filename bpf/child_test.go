@@ -35,7 +35,8 @@ func runChild(role string) int {
 	return 0
 }
 
-// childAttach loads and attaches both kinds of all programs to loopback.
+// childAttach loads and attaches both kinds of all programs to loopback, and
+// those for XDP to a device that has it.
 func childAttach() error {
 	d, err := Load(testConfig)
 	if err != nil {
@@ -50,9 +51,26 @@ func childAttach() error {
 			return fmt.Errorf("not attached")
 		}
 	}
+	if err := command("ip", "link", "add", "index", "7", "d0", "type", "veth", "peer", "name", "d1"); err != nil {
+		return err
+	}
+	veth := Device{Index: 7, Name: "d0", LinkHeader: ethernetHeader}
+	a, err := d.Attach(veth, XDP, nil)
+	if err != nil {
+		return err
+	}
+	if !a.Alive() {
+		return fmt.Errorf("not attached")
+	}
+	if err := a.Close(); err != nil {
+		return err
+	}
 	r, err := LoadReflector(testReflectorConfig)
 	if err != nil {
 		return errors.Join(err, d.Close())
+	}
+	if _, err := r.Attach(veth, XDP, nil); err != nil {
+		return err
 	}
 	if err := r.SetClock(1, 1, time.Minute); err != nil { // by a mapping of the process
 		return err

@@ -75,6 +75,7 @@ type Path struct {
 	SlotBase  uint32 // first slot
 	SlotMask  uint32 // number of slots, a power of two, less one
 	Interface uint32 // index of the one that replies must come in on; 0 = any
+	Device    uint32 // index of the one on which [XDP] may take replies; 0 = none
 	SSID      uint16 // of profile stamp; a reply carries it or 0
 	Profile   uint8  // 0 stamp, 1 twamp-light, 2 doublezero
 }
@@ -87,7 +88,8 @@ type Datapath struct {
 	reading      atomic.Bool
 
 	mu          sync.Mutex
-	ip          xtwampPrograms // for devices without; loaded when first needed
+	ip          tcPrograms    // for devices without; loaded when first needed
+	xdp         *ebpf.Program // likewise
 	attachments map[*Attachment]struct{}
 	keys        map[xtwampPathKey]struct{}
 	portUsers   map[uint16]int
@@ -98,12 +100,22 @@ type Datapath struct {
 // objects are what the kernel holds for us.
 type objects struct {
 	xtwampMaps
-	xtwampPrograms
+	tcPrograms
 	Globals *ebpf.Map `ebpf:".bss"` // the array ports and nothing else
 }
 
 func (o *objects) Close() error {
-	return errors.Join(o.xtwampPrograms.Close(), o.xtwampMaps.Close(), o.Globals.Close())
+	return errors.Join(o.tcPrograms.Close(), o.xtwampMaps.Close(), o.Globals.Close())
+}
+
+// tcPrograms are those for tc. That for XDP is loaded only where it is asked for.
+type tcPrograms struct {
+	XtwampEgress  *ebpf.Program `ebpf:"xtwamp_egress"`
+	XtwampIngress *ebpf.Program `ebpf:"xtwamp_ingress"`
+}
+
+func (p *tcPrograms) Close() error {
+	return errors.Join(p.XtwampEgress.Close(), p.XtwampIngress.Close())
 }
 
 const portWords = 65536 / 64
@@ -175,20 +187,46 @@ func (d *Datapath) spec(linkHeader int) (*ebpf.CollectionSpec, error) {
 }
 
 // programs returns those for a kind of device. The caller holds d.mu.
-func (d *Datapath) programs(linkHeader int) (xtwampPrograms, error) {
+func (d *Datapath) programs(linkHeader int) (tcPrograms, error) {
 	switch {
 	case linkHeader == ethernetHeader:
-		return d.objects.xtwampPrograms, nil
+		return d.objects.tcPrograms, nil
 	case linkHeader != 0:
-		return xtwampPrograms{}, fmt.Errorf("link header of %d bytes: %w", linkHeader, ErrNotSupported)
+		return tcPrograms{}, fmt.Errorf("link header of %d bytes: %w", linkHeader, ErrNotSupported)
 	case d.ip.XtwampEgress != nil:
 		return d.ip, nil
 	}
-	spec, err := d.spec(0)
-	if err != nil {
-		return xtwampPrograms{}, err
+	if err := d.loadMore(0, &d.ip); err != nil {
+		return tcPrograms{}, fmt.Errorf("load bpf for devices without link header: %w", err)
 	}
-	err = spec.LoadAndAssign(&d.ip, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+	return d.ip, nil
+}
+
+// xdpProgram returns the one for XDP. The caller holds d.mu.
+func (d *Datapath) xdpProgram(linkHeader int) (*ebpf.Program, error) {
+	if linkHeader != ethernetHeader {
+		return nil, fmt.Errorf("xdp with a link header of %d bytes: %w", linkHeader, ErrNotSupported)
+	}
+	if d.xdp != nil {
+		return d.xdp, nil
+	}
+	var to struct {
+		XDP *ebpf.Program `ebpf:"xtwamp_xdp"`
+	}
+	if err := d.loadMore(ethernetHeader, &to); err != nil {
+		return nil, fmt.Errorf("load bpf for xdp: %w", err)
+	}
+	d.xdp = to.XDP
+	return d.xdp, nil
+}
+
+// loadMore loads programs that share all maps with those loaded first.
+func (d *Datapath) loadMore(linkHeader int, to any) error {
+	spec, err := d.spec(linkHeader)
+	if err != nil {
+		return err
+	}
+	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		xtwampMapPaths:    d.objects.Paths,
 		xtwampMapSlots:    d.objects.Slots,
 		xtwampMapEvents:   d.objects.Events,
@@ -196,9 +234,9 @@ func (d *Datapath) programs(linkHeader int) (xtwampPrograms, error) {
 		xtwampMapCounters: d.objects.Counters,
 	}})
 	if err != nil {
-		return xtwampPrograms{}, fmt.Errorf("load bpf for devices without link header: %w", explain(err, inspect(nil)))
+		return explain(err, inspect(nil))
 	}
-	return d.ip, nil
+	return nil
 }
 
 // SetPath makes the programs measure the packets of a key, or changes how.
@@ -221,6 +259,7 @@ func (d *Datapath) SetPath(k Key, p Path) error {
 		SlotBase:  p.SlotBase,
 		SlotMask:  p.SlotMask,
 		Interface: p.Interface,
+		Device:    p.Device,
 		Ssid:      p.SSID,
 		Profile:   xtwampProfile(p.Profile),
 	}
@@ -328,7 +367,7 @@ func (d *Datapath) Close() error {
 	for a := range attachments {
 		errs = append(errs, a.Close())
 	}
-	errs = append(errs, d.ip.Close(), d.objects.Close())
+	errs = append(errs, d.xdp.Close(), d.ip.Close(), d.objects.Close())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close bpf: %w", err)
 	}

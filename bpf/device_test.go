@@ -195,7 +195,7 @@ func TestReflectOnDevices(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := testLoadReflector(t, testReflectorConfig)
 			q := baseQuestion(false, !c.tap)
-			if err := errors.Join(r.SetListeners(q.listeners), r.SetPeers(q.peers)); err != nil {
+			if err := errors.Join(r.SetListeners(anywhere(q.listeners)), r.SetPeers(q.peers)); err != nil {
 				t.Fatal(err)
 			}
 			header := 0

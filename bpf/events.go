@@ -26,6 +26,7 @@ const (
 	FlagHasTimes  = xtwampSampleFlagSAMPLE_HAS_TIMES // T2, T3 and ErrorEstimate are valid
 	FlagHasTTL    = xtwampSampleFlagSAMPLE_HAS_TTL   // RemoteTtl is valid
 	FlagDuplicate = xtwampSampleFlagSAMPLE_DUPLICATE // the probe was answered before
+	FlagXDP       = xtwampSampleFlagSAMPLE_XDP       // T4 is of XDP, else of tc ingress
 )
 
 // WireTimes returns the 64-bit timestamps of the packets: the probe's own, and

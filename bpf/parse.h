@@ -32,14 +32,6 @@ static __always_inline const void *take(struct cursor *c, __u32 n)
 	return p;
 }
 
-static __always_inline struct cursor cursor_of(const struct __sk_buff *skb)
-{
-	return (struct cursor){
-		.pos = (void *)(long)skb->data,
-		.end = (void *)(long)skb->data_end,
-	};
-}
-
 /* The parsers return NULL, and say why, for what is no UDP packet they read. */
 
 static __always_inline const struct iphdr *parse_ip4(struct cursor *c, enum verdict *why)

@@ -25,6 +25,7 @@ import (
 // is a probe, or a reply, that the programs like; a case changes one thing.
 type scene struct {
 	ingress  bool
+	xdp      bool // ingress, and the program for XDP
 	profile  uint8
 	linkless bool
 
@@ -132,9 +133,10 @@ func baseScene(ingress bool, v6, linkless bool, profile uint8) *scene {
 		profile:  profile,
 		linkless: linkless,
 		key:      Key{Local: local4, Remote: remote4},
-		path:     &Path{ID: testPathID, SlotBase: testBase, SlotMask: testMask, SSID: testSSID, Profile: profile},
-		slot:     oldSlot(),
-		skb:      skbContext{Ifindex: testIfindex},
+		path: &Path{ID: testPathID, SlotBase: testBase, SlotMask: testMask, SSID: testSSID, Profile: profile,
+			Device: testIfindex},
+		slot: oldSlot(),
+		skb:  skbContext{Ifindex: testIfindex},
 	}
 	if v6 {
 		s.key = Key{Local: local6, Remote: remote6}
@@ -209,6 +211,17 @@ func (st *stage) program(t testing.TB, ingress, linkless bool) *ebpf.Program {
 	return progs.XtwampEgress
 }
 
+func (st *stage) xdpProgram(t testing.TB) *ebpf.Program {
+	t.Helper()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	prog, err := st.Datapath.xdpProgram(ethernetHeader)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	return prog
+}
+
 func monotonic(t testing.TB) uint64 {
 	t.Helper()
 	var ts unix.Timespec
@@ -245,14 +258,24 @@ func (st *stage) play(t testing.TB, s *scene) outcome {
 	if s.tagged || s.keep > 0 {
 		prog = st.prepare(preparation{program: prog, tagged: s.tagged, keep: s.keep})
 	}
+	pass, end := int32(-1), int32(2) // TC_ACT_UNSPEC, TC_ACT_SHOT
+	if s.xdp {
+		prog, pass, end = st.xdpProgram(t), 2, 1 // XDP_PASS, XDP_DROP
+		if s.keep > 0 {
+			in = in[:s.keep]
+		}
+	}
 	before, err := st.Counters()
 	must(err)
 	start := monotonic(t)
 	out := make([]byte, len(in)+256)
 	opts := ebpf.RunOptions{Data: in, DataOut: out, Context: s.skb}
+	if s.xdp {
+		opts.Context = nil // loopback's
+	}
 	action, err := prog.Run(&opts)
 	must(err)
-	end := monotonic(t)
+	last := monotonic(t)
 	after, err := st.Counters()
 	must(err)
 
@@ -261,8 +284,8 @@ func (st *stage) play(t testing.TB, s *scene) outcome {
 	}
 	o := outcome{Verdicts: make(map[string]uint64), Unchanged: bytes.Equal(opts.DataOut, in)}
 	switch int32(action) {
-	case -1: // TC_ACT_UNSPEC
-	case 2: // TC_ACT_SHOT
+	case pass:
+	case end:
 		o.Ended = true
 	default:
 		t.Errorf("action %d", int32(action))
@@ -280,8 +303,8 @@ func (st *stage) play(t testing.TB, s *scene) outcome {
 		if *v == was || *v == 0 {
 			return
 		}
-		if *v < start || *v > end {
-			t.Errorf("%s = %d is not between %d and %d", name, *v, start, end)
+		if *v < start || *v > last {
+			t.Errorf("%s = %d is not between %d and %d", name, *v, start, last)
 		}
 		*v = now
 	}
@@ -369,7 +392,17 @@ func before(t testing.TB, prog *ebpf.Program, insns ...asm.Instruction) *ebpf.Pr
 		asm.Mov.Imm(asm.R0, 99), // an action that no test expects
 		asm.Return(),
 	)
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: all, License: "Dual BSD/GPL"})
+	return newProgram(t, prog.Type(), all)
+}
+
+// newProgram loads one that may call, and be called by, those of the objects.
+func newProgram(t testing.TB, kind ebpf.ProgramType, insns asm.Instructions) *ebpf.Program {
+	t.Helper()
+	spec := &ebpf.ProgramSpec{Type: kind, Instructions: insns, License: "Dual BSD/GPL"}
+	if kind == ebpf.XDP {
+		spec.AttachType = ebpf.AttachXDP // which tail calls compare
+	}
+	p, err := ebpf.NewProgram(spec)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
@@ -410,11 +443,15 @@ func runCases(t *testing.T, ingress bool, cases []packetCase) {
 	st := newStage(t, testConfig)
 	for _, profile := range []uint8{profileStamp, profileTWAMPLight, profileDoubleZero} {
 		for _, v6 := range []bool{false, true} {
-			for _, linkless := range []bool{false, true} {
-				name := fmt.Sprintf("profile %d, v6 %v, without link header %v", profile, v6, linkless)
+			for _, kind := range []string{"", ", without link header", ", xdp"} {
+				if kind == ", xdp" && !ingress {
+					continue
+				}
+				name := fmt.Sprintf("profile %d, v6 %v%s", profile, v6, kind)
 				t.Run(name, func(t *testing.T) {
 					for _, c := range cases {
-						s := baseScene(ingress, v6, linkless, profile)
+						s := baseScene(ingress, v6, kind == ", without link header", profile)
+						s.xdp = kind == ", xdp"
 						if c.only != nil && !c.only(s) {
 							continue
 						}
@@ -429,6 +466,8 @@ func runCases(t *testing.T, ingress bool, cases []packetCase) {
 func (s *scene) is4() bool      { return s.key.Local.Addr().Is4() }
 func (s *scene) is6() bool      { return !s.is4() }
 func (s *scene) ethernet() bool { return !s.linkless }
+func (s *scene) tc() bool       { return !s.xdp }
+func (s *scene) inXDP() bool    { return s.xdp }
 func (s *scene) echo() bool     { return s.profile == profileDoubleZero }
 func (s *scene) times() bool    { return !s.echo() }
 func (s *scene) stamp() bool    { return s.profile == profileStamp }
@@ -490,8 +529,8 @@ func headerCases() []packetCase {
 	cases := []packetCase{
 		{name: "arp", only: (*scene).ethernet, change: put(-2, 0x08, 0x06), want: VerdictNotIP},
 		{name: "tag in the packet", only: (*scene).ethernet, change: put(-2, 0x81, 0x00), want: VerdictNotIP},
-		{name: "tag beside the packet", only: (*scene).ethernet, change: func(s *scene) { s.tagged = true }, want: VerdictTagged},
-		{name: "several datagrams in one", change: func(s *scene) { s.skb.GSOSegs, s.skb.GSOSize = 2, 22 }, want: VerdictMerged},
+		{name: "tag beside the packet", only: func(s *scene) bool { return s.ethernet() && s.tc() }, change: func(s *scene) { s.tagged = true }, want: VerdictTagged},
+		{name: "several datagrams in one", only: (*scene).tc, change: func(s *scene) { s.skb.GSOSegs, s.skb.GSOSize = 2, 22 }, want: VerdictMerged},
 		{name: "tcp", only: is4, change: put(9, 6), want: VerdictNotUDP},
 		{name: "tcp with options of ip", only: is4, change: put(0, 0x46, 0, 0, 72, 0, 0, 0, 0, 64, 6), want: VerdictNotUDP},
 		{name: "tcp over ipv6", only: is6, change: put(6, 6), want: VerdictNotUDP},
@@ -547,7 +586,7 @@ func headerCases() []packetCase {
 		{name: "cut before the udp header", change: func(s *scene) { cut(s.packet.udp() - s.packet.ip())(s) }, want: VerdictUnparsed},
 		{name: "cut in the ip header", change: cut(19), want: VerdictUnparsed},
 		{name: "slots outside the map", change: func(s *scene) {
-			s.stored = &xtwampProbePath{Id: testPathID, SlotBase: testSlots - 4, SlotMask: testMask, Profile: xtwampProfile(s.profile)}
+			s.stored = &xtwampProbePath{Id: testPathID, SlotBase: testSlots - 4, SlotMask: testMask, Profile: xtwampProfile(s.profile), Device: testIfindex}
 		}, want: VerdictNoSlot},
 	}
 	return cases
@@ -617,6 +656,9 @@ func reply(s *scene) Event {
 	e.Ttl, e.Tos = 61, 0xb8
 	e.Length = uint16(len(s.packet.payload))
 	e.Flags |= FlagAnswered
+	if s.xdp {
+		e.Flags |= FlagXDP
+	}
 	if s.echo() {
 		e.ReplySeq = testSeq
 		return e
@@ -705,6 +747,8 @@ func TestIngress(t *testing.T) {
 		answered(packetCase{name: "other ssid in twamp light", only: light, change: putPayload(15, 0xee)}),
 
 		{name: "other interface", change: func(s *scene) { s.path.Interface = testIfindex + 1 }, want: VerdictWrongInterface},
+		{name: "path of a device above", only: (*scene).inXDP, change: func(s *scene) { s.path.Device = testIfindex + 1 }, want: VerdictOtherPath},
+		answered(packetCase{name: "path of another device", only: (*scene).tc, change: func(s *scene) { s.path.Device = testIfindex + 1 }}),
 
 		// Checksum.
 		answered(packetCase{name: "checksum left to offload", change: partial}),
@@ -741,10 +785,17 @@ func TestIngress(t *testing.T) {
 
 // Every bit of a reply is either of no consequence or makes it no reply.
 func TestNoFlippedBitPasses(t *testing.T) {
+	for _, xdp := range []bool{false, true} {
+		testNoFlippedBitPasses(t, xdp)
+	}
+}
+
+func testNoFlippedBitPasses(t *testing.T, xdp bool) {
 	st := newStage(t, testConfig)
 	for _, profile := range []uint8{profileStamp, profileDoubleZero} {
 		for _, v6 := range []bool{false, true} {
 			s := baseScene(true, v6, false, profile)
+			s.xdp = xdp
 			free := func(bit int) bool { // what no checksum here covers and no field demands
 				at := bit/8 - 14
 				switch {
@@ -761,7 +812,7 @@ func TestNoFlippedBitPasses(t *testing.T) {
 			for bit := range 8 * len(s.packet.bytes()) {
 				s.raw = func(in []byte) []byte { in[bit/8] ^= 0x80 >> (bit % 8); return in }
 				if got := st.play(t, s); got.Ended != free(bit) || (len(got.Events) == 1) != free(bit) {
-					t.Errorf("profile %d, v6 %v, byte %d bit %d: ended %v, %v", profile, v6, bit/8, bit%8, got.Ended, got.Verdicts)
+					t.Errorf("xdp %v, profile %d, v6 %v, byte %d bit %d: ended %v, %v", xdp, profile, v6, bit/8, bit%8, got.Ended, got.Verdicts)
 				}
 			}
 		}
@@ -773,6 +824,7 @@ func TestChecksumOfAnySize(t *testing.T) {
 	st := newStage(t, testConfig)
 	rapid.Check(t, func(rt *rapid.T) {
 		s := baseScene(true, rapid.Bool().Draw(rt, "v6"), false, profileTWAMPLight)
+		s.xdp = rapid.Bool().Draw(rt, "xdp")
 		tail := rapid.SliceOfN(rapid.Byte(), 0, 1500-36).Draw(rt, "tail")
 		s.packet.payload = append(s.packet.payload[:36], tail...)
 		if got := st.play(t, s); !got.Ended || got.Verdicts["answered"] != 1 {
@@ -863,6 +915,18 @@ func TestForeignTrafficIsNotCounted(t *testing.T) {
 		}
 		if _, err := st.program(t, false, false).Run(&ebpf.RunOptions{Data: in}); err != nil {
 			t.Fatal(err)
+		}
+	}
+	// What passes XDP meets tc ingress, which counts it.
+	xdp := st.xdpProgram(t)
+	for _, s := range []*scene{baseScene(true, false, false, profileStamp), baseScene(true, true, false, profileStamp)} {
+		if err := d.SetPath(s.key, *s.path); err != nil {
+			t.Fatal(err)
+		}
+		for _, in := range [][]byte{s.packet.bytes()[:60], s.packet.bytes()} { // cut off; nothing was sent
+			if action, err := xdp.Run(&ebpf.RunOptions{Data: in}); err != nil || action != xdpPass {
+				t.Errorf("action %d, %v", action, err)
+			}
 		}
 	}
 	got, err := d.Counters()

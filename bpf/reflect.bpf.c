@@ -3,14 +3,15 @@
 
 /*
  * xtwamp_reflect answers test packets where they come in, at tc ingress, and
- * sends the answer out of the same interface. Whatever it does not answer or
- * refuse goes on to the socket behind it, unchanged: our socket reflector,
- * whose answers are the same. It is an object of its own, since a reflector
- * has no use for the maps of the measuring side, nor that for these.
+ * sends the answer out of the same interface; xtwamp_reflect_xdp does so in
+ * XDP. Whatever they do not answer or refuse goes on to the socket behind them,
+ * unchanged: our socket reflector, whose answers are the same. This is an
+ * object of its own, since a reflector has no use for the maps of the measuring
+ * side, nor that for these.
  *
- * What xtwamp.bpf.c says about kernels and CAP_PERFMON holds here too. Packets
- * are written by helpers only: direct writes would make the kernel unshare
- * every cloned packet that passes, also those that are not ours.
+ * What xtwamp.bpf.c says about kernels and CAP_PERFMON holds here too. At tc,
+ * packets are written by helpers only: direct writes would make the kernel
+ * unshare every cloned packet that passes, also those that are not ours.
  */
 
 #include "uapi.h"
@@ -19,10 +20,10 @@
 
 #include "abi.h"
 #include "parse.h"
+#include "packet.h"
+#include "checksum.h"
 #include "reflect.h"
-
-/* Bytes in front of the IP header: ETH_HLEN, or 0 on devices without such. */
-volatile const __u32 link_header = ETH_HLEN;
+#include "answer.h"
 
 /* Counts foreign traffic by verdict too. Packet tests want to see every exit. */
 volatile const bool count_foreign = false;
@@ -32,10 +33,6 @@ volatile const __u64 request_interval = 0;
 
 /* A bit for each port that our sockets are bound to: all other traffic is told by it. */
 __u64 ports[65536 / 64];
-
-/* CLOCK_REALTIME - CLOCK_MONOTONIC in ns, and how good that is. */
-__u64 clock_offset;
-__be16 error_estimate;
 
 /*
  * CLOCK_MONOTONIC until which user space stands behind all of this. A filter on
@@ -51,7 +48,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct listen_key);
-	__type(value, __u8);
+	__type(value, struct listener);
 } listeners SEC(".maps");
 
 /* Allowed addresses. Those of peers keep their bucket whatever others do. */
@@ -92,21 +89,6 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* A request, its headers read. */
-struct request {
-	__u64 received; /* CLOCK_MONOTONIC */
-	struct address source;
-	struct address destination;
-	__be16 source_port;
-	__be16 destination_port;
-	__u32 udp_offset;
-	__u32 udp_length;
-	__u32 ip_length; /* of what IP carries */
-	__u16 check;
-	__u8 ttl;
-	bool ip4;
-};
-
 static __always_inline bool is_ours(__be16 wire)
 {
 	__u16 port = bpf_ntohs(wire);
@@ -132,22 +114,15 @@ static __always_inline bool read_udp(struct cursor *c, struct request *r, enum v
 	return true;
 }
 
-static __always_inline bool read_headers(struct __sk_buff *skb, struct request *r,
+static __always_inline bool read_headers(const struct packet *p, struct request *r,
 					 enum verdict *why)
 {
-	struct cursor c = cursor_of(skb);
+	struct cursor c = cursor_of(p);
 	__be16 protocol;
 
-	if (link_header) {
-		const struct ethhdr *eth = take(&c, sizeof(*eth));
-
-		*why = VERDICT_UNPARSED;
-		if (!eth)
-			return false;
-		protocol = eth->h_proto;
-	} else {
-		protocol = skb->protocol;
-	}
+	*why = VERDICT_UNPARSED;
+	if (!read_protocol(p, &c, &protocol))
+		return false;
 	if (protocol == bpf_htons(ETH_P_IP)) {
 		const struct iphdr *ip = parse_ip4(&c, why);
 
@@ -157,7 +132,7 @@ static __always_inline bool read_headers(struct __sk_buff *skb, struct request *
 		map_address(r->destination.words, ip->daddr);
 		r->ip4 = true;
 		r->ttl = ip->ttl;
-		r->udp_offset = link_header + sizeof(*ip);
+		r->udp_offset = link_length(p) + sizeof(*ip);
 		r->ip_length = bpf_ntohs(ip->tot_len) - sizeof(*ip);
 		return true;
 	}
@@ -172,7 +147,7 @@ static __always_inline bool read_headers(struct __sk_buff *skb, struct request *
 		r->destination.words[1] = ip->daddr[1];
 		r->ip4 = false;
 		r->ttl = ip->hop_limit;
-		r->udp_offset = link_header + sizeof(*ip);
+		r->udp_offset = link_length(p) + sizeof(*ip);
 		r->ip_length = bpf_ntohs(ip->payload_len);
 		return true;
 	}
@@ -180,16 +155,22 @@ static __always_inline bool read_headers(struct __sk_buff *skb, struct request *
 	return false;
 }
 
-/* Whether one of our sockets listens there. */
-static __always_inline bool is_listener(const struct address *a, __be16 port)
+/* Our socket that listens there, or NULL. */
+static __always_inline const struct listener *listener_at(const struct packet *p,
+							  const struct address *a, __be16 port)
 {
-	struct listen_key key = { .address = *a, .port = port };
+	/* XDP sees first what is for a device above this one, tags taken off. */
+	struct listen_key key = {
+		.address = *a,
+		.port = port,
+		.device = p->xdp ? ifindex_of(p) : 0,
+	};
 
 	return bpf_map_lookup_elem(&listeners, &key);
 }
 
 /* Whether an answer may go to where the request says it came from. */
-static __always_inline bool proper(const struct request *r, __u32 ifindex)
+static __always_inline bool proper(const struct packet *p, const struct request *r)
 {
 	bool loopback;
 
@@ -214,10 +195,10 @@ static __always_inline bool proper(const struct request *r, __u32 ifindex)
 		loopback = (r->source.words[0] == 0 && r->source.words[1] == one) ||
 			   (r->destination.words[0] == 0 && r->destination.words[1] == one);
 	}
-	if (ifindex == LOOPBACK_IFINDEX)
+	if (ifindex_of(p) == LOOPBACK_IFINDEX)
 		return true;
 	/* What we send comes in by loopback alone: this was forged. */
-	return !loopback && !is_listener(&r->source, r->destination_port);
+	return !loopback && !listener_at(p, &r->source, r->destination_port);
 }
 
 /* The bucket of a source, or NULL if it is not allowed. */
@@ -260,185 +241,73 @@ static __always_inline bool take_token(struct bucket *b, __u64 now)
 	return true;
 }
 
-/* NTP time as twamp.FromUnix has it: a fraction is rounded up. */
-static __always_inline __be64 ntp(__u64 monotonic)
+/* Whether the link layer meant this host. */
+static __always_inline bool for_us(const struct packet *p, const struct listener *l)
 {
-	__u64 ns = monotonic + clock_offset;
-	__u64 fraction = (((ns % SECOND) << 32) + SECOND - 1) / SECOND;
+	struct cursor c = cursor_of(p);
+	const struct ethhdr *eth;
 
-	return bpf_cpu_to_be64((ns / SECOND + NTP_ORIGIN) << 32 | fraction);
-}
-
-static __always_inline bool is_echo(const struct datagram *d)
-{
-	__u32 any = d->tail;
-
-	for (int i = 3; i < BASE_SIZE / 4; i++)
-		any |= d->words[i];
-	return !any;
+	if (p->skb)
+		return p->skb->pkt_type == PACKET_HOST;
+	eth = take(&c, sizeof(*eth));
+	if (!eth)
+		return false;
+	return *(__u32 *)eth->h_dest == *(__u32 *)l->mac &&
+	       *(__u16 *)(eth->h_dest + 4) == *(__u16 *)(l->mac + 4);
 }
 
 /*
- * Sends the datagram back with the addresses of each layer swapped. The UDP
- * checksum stays right by that; what else changes is in diff. From the first
- * change on there is no way back to the socket.
+ * Fills in the checksum that a local peer has left to hardware which is not
+ * there (CHECKSUM_PARTIAL, the sum of the pseudo header). Nobody behind XDP
+ * does. A complete one that looks alike comes out as it was.
  */
-static __always_inline enum reflect_verdict send_back(struct __sk_buff *skb, struct request *r,
-						      struct datagram *d, __u32 diff)
+static __always_inline bool complete_checksum(const struct packet *p, struct request *r)
 {
-	__be16 source = d->udp.source;
+	__u64 sum = pseudo_sum(r->source.words, r->destination.words, r->udp_length);
 
-	d->udp.source = d->udp.dest;
-	d->udp.dest = source;
-	if (bpf_skb_store_bytes(skb, r->udp_offset, d, sizeof(d->udp) + BASE_SIZE, 0))
-		return REFLECT_NOT_WRITABLE;
-	/* Leaves a checksum alone that the sender's offload has not filled in. */
-	if (diff &&
-	    bpf_l4_csum_replace(skb, r->udp_offset + UDP_CHECK, 0, diff, BPF_F_MARK_MANGLED_0))
-		return REFLECT_SEND_FAILED;
-	if (r->ip4) {
-		struct iphdr ip;
-		__be32 address;
-		__u32 sum;
-
-		if (bpf_skb_load_bytes(skb, link_header, &ip, sizeof(ip)))
-			return REFLECT_SEND_FAILED;
-		/* RFC 1624: a header that came in damaged goes out damaged. */
-		sum = (__u16)~ip.check + (__u16) ~(ip.version_ihl | ip.tos << 8) +
-		      (__u16) ~(ip.ttl | ip.protocol << 8);
-		ip.tos &= DSCP_BITS;
-		ip.ttl = TTL_MAX;
-		sum += (__u16)(ip.version_ihl | ip.tos << 8) + (__u16)(ip.ttl | ip.protocol << 8);
-		sum = (sum >> 16) + (sum & 0xffff);
-		sum += sum >> 16;
-		ip.check = ~sum;
-		address = ip.saddr;
-		ip.saddr = ip.daddr;
-		ip.daddr = address;
-		if (bpf_skb_store_bytes(skb, link_header, &ip, sizeof(ip), 0))
-			return REFLECT_SEND_FAILED;
-	} else {
-		struct ipv6hdr ip;
-
-		if (bpf_skb_load_bytes(skb, link_header, &ip, sizeof(ip)))
-			return REFLECT_SEND_FAILED;
-		ip.version_class_flow &= bpf_htonl(~IP6_ECN_BITS);
-		ip.hop_limit = TTL_MAX;
-		ip.saddr[0] = r->destination.words[0];
-		ip.saddr[1] = r->destination.words[1];
-		ip.daddr[0] = r->source.words[0];
-		ip.daddr[1] = r->source.words[1];
-		/* No checksum in the header makes up for what changes in a full sum. */
-		if (bpf_skb_store_bytes(skb, link_header, &ip, sizeof(ip), BPF_F_RECOMPUTE_CSUM))
-			return REFLECT_SEND_FAILED;
-	}
-	if (link_header) {
-		struct ethhdr eth, back;
-
-		if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
-			return REFLECT_SEND_FAILED;
-		__builtin_memcpy(back.h_dest, eth.h_source, sizeof(back.h_dest));
-		__builtin_memcpy(back.h_source, eth.h_dest, sizeof(back.h_source));
-		if (bpf_skb_store_bytes(skb, 0, &back, 2 * sizeof(back.h_dest), 0))
-			return REFLECT_SEND_FAILED;
-	}
-	return REFLECT_ANSWERED;
+	if (r->check != sum)
+		return true;
+	sum += (__u64)r->source_port + r->destination_port + bpf_htons(r->udp_length);
+	if (!add_bytes(p, r->udp_offset + sizeof(struct udphdr),
+		       r->udp_length - sizeof(struct udphdr), &sum))
+		return false;
+	r->check = checksum(sum);
+	return true;
 }
 
-/* The answer, by the table of twamp.Classify and twamp.AppendReply. */
-static __always_inline enum reflect_verdict answer(struct __sk_buff *skb, struct request *r,
-						   __u32 length)
+static __always_inline enum reflect_verdict reflect(const struct packet *p)
 {
-	__be64 received, sent;
-	struct datagram d;
-	__u32 request[4];
-	__u64 diff = 0;
-
-	if (length < BASE_SIZE)
-		return REFLECT_SHORT;
-	d.tail = 0;
-	if (length < BASE_SIZE + sizeof(d.tail)) {
-		if (bpf_skb_load_bytes(skb, r->udp_offset, &d, sizeof(d.udp) + BASE_SIZE))
-			return REFLECT_BAD_LENGTH;
-	} else {
-		if (bpf_skb_load_bytes(skb, r->udp_offset, &d, sizeof(d)))
-			return REFLECT_BAD_LENGTH;
-		if (length == ECHO_SIZE && is_echo(&d))
-			return send_back(skb, r, &d, 0);
-	}
-	if (d.tail) {
-		__be32 flags = d.tail & TLV_FLAGS;
-		__be32 cleared = d.tail & ~TLV_FLAGS;
-		__u8 first = cleared;
-
-		/* Exactly one Extra Padding TLV (RFC 8972 section 4.1)? */
-		if ((cleared & ~TLV_RESERVED) !=
-		    (TLV_EXTRA_PADDING | (__be32)bpf_htons(length - ECHO_SIZE) << 16))
-			return REFLECT_TLVS;
-		if (flags) {
-			if (bpf_skb_store_bytes(skb, r->udp_offset + sizeof(d.udp) + BASE_SIZE,
-						&first, 1, 0))
-				return REFLECT_NOT_WRITABLE;
-			diff = (__u64)cleared + (__u32)~d.tail;
-		}
-	}
-
-	for (int i = 0; i < BASE_SIZE / 4; i++)
-		diff += (__u32)~d.words[i];
-	request[0] = d.words[0];
-	request[1] = d.words[1];
-	request[2] = d.words[2];
-	request[3] = d.words[3];
-	received = ntp(r->received);
-	sent = ntp(bpf_ktime_get_ns());
-
-	/* RFC 8762 section 4.3.1, four bytes at a time, little-endian; word 0 stays. */
-	d.words[1] = sent;
-	d.words[2] = sent >> 32;
-	d.words[3] = (request[3] & 0xffff0000) | error_estimate; /* keeps RFC 8972's SSID */
-	d.words[4] = received;
-	d.words[5] = received >> 32;
-	d.words[6] = request[0];
-	d.words[7] = request[1];
-	d.words[8] = request[2];
-	d.words[9] = request[3] & 0xffff;
-	d.words[10] = r->ttl;
-	for (int i = 0; i < BASE_SIZE / 4; i++)
-		diff += d.words[i];
-	diff = (diff >> 32) + (diff & 0xffffffff);
-	diff += diff >> 32;
-	return send_back(skb, r, &d, diff);
-}
-
-static __noinline enum reflect_verdict reflect(struct __sk_buff *skb)
-{
+	const struct listener *listener;
 	struct bucket *bucket;
 	enum verdict why;
 	struct request r;
 	__u32 length;
 
-	if (!read_headers(skb, &r, &why))
+	if (!read_headers(p, &r, &why))
 		return (enum reflect_verdict)why;
-	if (!is_listener(&r.destination, r.destination_port))
+	listener = listener_at(p, &r.destination, r.destination_port);
+	if (!listener)
 		return REFLECT_OTHER_ADDRESS;
 	if (r.received > good_until)
 		return REFLECT_STALE;
-	if (skb->vlan_present)
+	if (p->skb && p->skb->vlan_present)
 		return REFLECT_TAGGED;
-	if (skb->gso_segs > 1)
+	if (p->skb && p->skb->gso_segs > 1)
 		return REFLECT_MERGED;
-	if (skb->pkt_type != PACKET_HOST)
+	if (!for_us(p, listener))
 		return REFLECT_OTHER_HOST;
 	if (r.udp_length != r.ip_length || r.udp_length < sizeof(struct udphdr) ||
-	    r.udp_offset + r.udp_length > skb->len)
+	    !has_bytes(p, r.udp_offset + r.udp_length))
 		return REFLECT_BAD_LENGTH;
 	if (r.check == 0 && !r.ip4)
 		return REFLECT_NO_CHECKSUM;
 	length = r.udp_length - sizeof(struct udphdr);
+	if (p->xdp && length > PAYLOAD_MAX)
+		return REFLECT_OVERSIZE;
 
 	if (is_ours(r.source_port))
 		return REFLECT_OWN_PORT;
-	if (!proper(&r, skb->ifindex))
+	if (!proper(p, &r))
 		return REFLECT_BAD_ADDRESS;
 	bucket = bucket_of(&r.source, r.ip4);
 	if (!bucket)
@@ -447,7 +316,17 @@ static __noinline enum reflect_verdict reflect(struct __sk_buff *skb)
 		return REFLECT_TOO_SHORT;
 	if (!take_token(bucket, r.received))
 		return REFLECT_RATE_LIMITED;
-	return answer(skb, &r, length);
+	if (p->xdp && !complete_checksum(p, &r))
+		return REFLECT_BAD_LENGTH;
+	return answer(p, &r, length);
+}
+
+/* Not inlined, as it is called again for scattered packets. */
+static __noinline enum reflect_verdict reflect_skb(struct __sk_buff *skb)
+{
+	const struct packet p = tc_packet(skb);
+
+	return reflect(&p);
 }
 
 static __always_inline void count(enum reflect_verdict v, __u32 ifindex)
@@ -469,16 +348,28 @@ int xtwamp_reflect(struct __sk_buff *skb)
 {
 	const __u32 most = link_header + sizeof(struct ipv6hdr) + sizeof(struct udphdr);
 	const __u32 ifindex = skb->ifindex;
-	enum reflect_verdict v = reflect(skb);
+	enum reflect_verdict v = reflect_skb(skb);
 
 	/* A driver may leave all of a packet in pages beside the skb. */
 	if (v == REFLECT_UNPARSED && !bpf_skb_pull_data(skb, most < skb->len ? most : skb->len))
-		v = reflect(skb);
+		v = reflect_skb(skb);
 	count(v, ifindex);
 	if (v == REFLECT_ANSWERED)
 		return bpf_redirect(ifindex, 0);
 	/* TC_ACT_UNSPEC leaves the packet to others, and in the end to the socket. */
 	return v >= REFLECT__REFUSED_MIN ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+}
+
+SEC("xdp")
+int xtwamp_reflect_xdp(struct xdp_md *xdp)
+{
+	const struct packet p = xdp_packet(xdp);
+	enum reflect_verdict v = reflect(&p);
+
+	count(v, ifindex_of(&p));
+	if (v == REFLECT_ANSWERED)
+		return XDP_TX;
+	return v >= REFLECT__REFUSED_MIN ? XDP_DROP : XDP_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -19,10 +19,12 @@
 #define TLV_RESERVED 0x1fu /* echoed */
 #define TLV_EXTRA_PADDING (1u << 8)
 
-/* As much of a datagram as is looked at. */
+/* As much of a datagram as is looked at, and of that as much as changes. */
 struct datagram {
-	struct udphdr udp;
-	__u32 words[BASE_SIZE / 4];
+	struct base {
+		struct udphdr udp;
+		__u32 words[BASE_SIZE / 4];
+	} base;
 	__be32 tail; /* the first TLV's header, or padding */
 };
 

@@ -32,8 +32,15 @@ type reflectCounterKey struct {
 type reflectListenKey struct {
 	_       structs.HostLayout
 	Address reflectAddress
+	Device  uint32
 	Port    uint16
-	Pad     [3]uint16
+	Pad     uint16
+}
+
+type reflectListener struct {
+	_   structs.HostLayout
+	Mac [6]uint8
+	Pad uint16
 }
 
 type reflectPrefixKey struct {
@@ -59,39 +66,41 @@ const (
 	reflectReflectVerdictREFLECT_STALE            reflectReflectVerdict = 9
 	reflectReflectVerdictREFLECT_MERGED           reflectReflectVerdict = 10
 	reflectReflectVerdictREFLECT_OTHER_HOST       reflectReflectVerdict = 11
-	reflectReflectVerdictREFLECT_BAD_LENGTH       reflectReflectVerdict = 12
-	reflectReflectVerdictREFLECT_NO_CHECKSUM      reflectReflectVerdict = 13
-	reflectReflectVerdictREFLECT_SHORT            reflectReflectVerdict = 14
-	reflectReflectVerdictREFLECT_TLVS             reflectReflectVerdict = 15
-	reflectReflectVerdictREFLECT_NOT_WRITABLE     reflectReflectVerdict = 16
-	reflectReflectVerdictREFLECT_ANSWERED         reflectReflectVerdict = 17
-	reflectReflectVerdictREFLECT__REFUSED_MIN     reflectReflectVerdict = 18
-	reflectReflectVerdictREFLECT_OWN_PORT         reflectReflectVerdict = 18
-	reflectReflectVerdictREFLECT_BAD_ADDRESS      reflectReflectVerdict = 19
-	reflectReflectVerdictREFLECT_NOT_ALLOWED      reflectReflectVerdict = 20
-	reflectReflectVerdictREFLECT_TOO_SHORT        reflectReflectVerdict = 21
-	reflectReflectVerdictREFLECT_RATE_LIMITED     reflectReflectVerdict = 22
-	reflectReflectVerdictREFLECT_SEND_FAILED      reflectReflectVerdict = 23
-	reflectReflectVerdictREFLECT__MAX             reflectReflectVerdict = 24
+	reflectReflectVerdictREFLECT_OVERSIZE         reflectReflectVerdict = 12
+	reflectReflectVerdictREFLECT_BAD_LENGTH       reflectReflectVerdict = 13
+	reflectReflectVerdictREFLECT_NO_CHECKSUM      reflectReflectVerdict = 14
+	reflectReflectVerdictREFLECT_SHORT            reflectReflectVerdict = 15
+	reflectReflectVerdictREFLECT_TLVS             reflectReflectVerdict = 16
+	reflectReflectVerdictREFLECT_NOT_WRITABLE     reflectReflectVerdict = 17
+	reflectReflectVerdictREFLECT_ANSWERED         reflectReflectVerdict = 18
+	reflectReflectVerdictREFLECT__REFUSED_MIN     reflectReflectVerdict = 19
+	reflectReflectVerdictREFLECT_OWN_PORT         reflectReflectVerdict = 19
+	reflectReflectVerdictREFLECT_BAD_ADDRESS      reflectReflectVerdict = 20
+	reflectReflectVerdictREFLECT_NOT_ALLOWED      reflectReflectVerdict = 21
+	reflectReflectVerdictREFLECT_TOO_SHORT        reflectReflectVerdict = 22
+	reflectReflectVerdictREFLECT_RATE_LIMITED     reflectReflectVerdict = 23
+	reflectReflectVerdictREFLECT_SEND_FAILED      reflectReflectVerdict = 24
+	reflectReflectVerdictREFLECT__MAX             reflectReflectVerdict = 25
 )
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	reflectMapBuckets         = "buckets"
-	reflectMapCounters        = "counters"
-	reflectMapListeners       = "listeners"
-	reflectMapPeers           = "peers"
-	reflectMapPrefixes        = "prefixes"
-	reflectProgXtwampReflect  = "xtwamp_reflect"
-	reflectVarClockOffset     = "clock_offset"
-	reflectVarCountForeign    = "count_foreign"
-	reflectVarErrorEstimate   = "error_estimate"
-	reflectVarGoodUntil       = "good_until"
-	reflectVarLinkHeader      = "link_header"
-	reflectVarPorts           = "ports"
-	reflectVarRequestInterval = "request_interval"
+	reflectMapBuckets           = "buckets"
+	reflectMapCounters          = "counters"
+	reflectMapListeners         = "listeners"
+	reflectMapPeers             = "peers"
+	reflectMapPrefixes          = "prefixes"
+	reflectProgXtwampReflect    = "xtwamp_reflect"
+	reflectProgXtwampReflectXdp = "xtwamp_reflect_xdp"
+	reflectVarClockOffset       = "clock_offset"
+	reflectVarCountForeign      = "count_foreign"
+	reflectVarErrorEstimate     = "error_estimate"
+	reflectVarGoodUntil         = "good_until"
+	reflectVarLinkHeader        = "link_header"
+	reflectVarPorts             = "ports"
+	reflectVarRequestInterval   = "request_interval"
 )
 
 // loadReflect returns the embedded CollectionSpec for reflect.
@@ -136,7 +145,8 @@ type reflectSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type reflectProgramSpecs struct {
-	XtwampReflect *ebpf.ProgramSpec `ebpf:"xtwamp_reflect"`
+	XtwampReflect    *ebpf.ProgramSpec `ebpf:"xtwamp_reflect"`
+	XtwampReflectXdp *ebpf.ProgramSpec `ebpf:"xtwamp_reflect_xdp"`
 }
 
 // reflectMapSpecs contains maps before they are loaded into the kernel.
@@ -217,12 +227,14 @@ type reflectVariables struct {
 //
 // It can be passed to loadReflectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type reflectPrograms struct {
-	XtwampReflect *ebpf.Program `ebpf:"xtwamp_reflect"`
+	XtwampReflect    *ebpf.Program `ebpf:"xtwamp_reflect"`
+	XtwampReflectXdp *ebpf.Program `ebpf:"xtwamp_reflect_xdp"`
 }
 
 func (p *reflectPrograms) Close() error {
 	return _ReflectClose(
 		p.XtwampReflect,
+		p.XtwampReflectXdp,
 	)
 }
 

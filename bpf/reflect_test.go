@@ -17,6 +17,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 )
@@ -33,6 +34,7 @@ const (
 // The base question of each kind is answered; a case changes one thing.
 type question struct {
 	linkless bool
+	xdp      bool
 	packet   packet
 	raw      func([]byte) []byte // last change, of the bytes
 	segments uint32
@@ -172,6 +174,17 @@ func newReflectStage(t testing.TB, cfg ReflectorConfig) *reflectStage {
 	}
 	run(t, "ip", "-n", st.namespace, "link", "add", "d0", "index", "7", "type", "veth", "peer", "name", "d1")
 	run(t, "ip", "-n", st.namespace, "link", "set", "d0", "up")
+	// XDP runs on a device for tests only if it could there anyway.
+	pass := emptyProgram(t, ebpf.XDP, xdpPass)
+	var l link.Link
+	var err error
+	inNamespace(t, st.namespace, func() {
+		l, err = link.AttachXDP(link.XDPOptions{Program: pass, Interface: int(st.device), Flags: link.XDPDriverMode})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
 	for _, index := range []int{1, int(st.device)} {
 		if err := st.beginCounting(Device{Index: index}); err != nil {
 			t.Fatal(err)
@@ -193,7 +206,7 @@ func (st *reflectStage) programFor(p reflectPreparation) *ebpf.Program {
 		header = 0
 	}
 	st.mu.Lock()
-	prog, err := st.program(header)
+	prog, err := st.program(TCX, header)
 	st.mu.Unlock()
 	if err != nil {
 		t.Fatalf("%+v", err)
@@ -216,6 +229,48 @@ func (st *reflectStage) programFor(p reflectPreparation) *ebpf.Program {
 	return st.prepared[p]
 }
 
+// What the programs return, and struct xdp_md as BPF_PROG_TEST_RUN takes it.
+const (
+	tcUnspec, tcShot, tcRedirect = -1, 2, 7
+	xdpDrop, xdpPass, xdpTX      = 1, 2, 3
+)
+
+type xdpContext struct {
+	_, DataEnd, _  uint32
+	IngressIfindex uint32
+	_, _           uint32
+}
+
+// emptyProgram does nothing but return.
+func emptyProgram(t testing.TB, kind ebpf.ProgramType, action int32) *ebpf.Program {
+	t.Helper()
+	return newProgram(t, kind, asm.Instructions{asm.Mov.Imm(asm.R0, action), asm.Return()})
+}
+
+func (st *reflectStage) xdpProgram(t failer) *ebpf.Program {
+	t.Helper()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	prog, err := st.Reflector.program(XDP, ethernetHeader)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	return prog
+}
+
+// listen is what listens for the question.
+func (q *question) listen(ifindex uint32) []Listener {
+	out := anywhere(q.listeners)
+	if q.xdp {
+		for i := range out {
+			out[i].Device, out[i].MAC = int(ifindex), ourMAC
+		}
+	}
+	return out
+}
+
+var ourMAC = [6]byte{2, 0, 0, 0, 0, 1}
+
 // reaction is what the program did.
 type reaction struct {
 	verdict ReflectVerdict
@@ -231,23 +286,42 @@ func (st *reflectStage) ask(t failer, q *question) reaction {
 			t.Fatal(err)
 		}
 	}
-	must(st.SetListeners(q.listeners))
+	ifindex := st.device
+	if q.loopback {
+		ifindex = 1
+	}
+	must(st.SetListeners(q.listen(ifindex)))
 	must(st.SetPeers(q.peers))
 	must(st.SetPrefixes(q.prefixes))
 	in := q.packet.bytes()
 	if q.raw != nil {
 		in = q.raw(in)
 	}
-	ifindex := st.device
-	if q.loopback {
-		ifindex = 1
+	var prog *ebpf.Program
+	var context any
+	pass, drop := int32(tcUnspec), int32(tcShot)
+	if q.xdp {
+		pass, drop = xdpPass, xdpDrop
+		if q.keep > 0 {
+			in = in[:q.keep]
+		}
+		copy(in, [][]byte{ // as the kernel tells the kinds of packets apart
+			packetHost: in[:6],
+			1:          {0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+			2:          {0x33, 0x33, 0, 0, 0, 1},
+			3:          {2, 0, 0, 0, 1, 1},
+			4:          {2, 0, 0, 0, 0, 3},
+		}[q.kind])
+		prog = st.xdpProgram(t)
+		context = xdpContext{DataEnd: uint32(len(in)), IngressIfindex: ifindex}
+	} else {
+		prog = st.programFor(reflectPreparation{q.linkless, q.tagged, q.keep, q.kind})
+		context = skbContext{Ifindex: ifindex, GSOSegs: q.segments, GSOSize: q.segments * 8}
 	}
-	prog := st.programFor(reflectPreparation{q.linkless, q.tagged, q.keep, q.kind})
 	dev := Device{Index: int(ifindex), Name: "test"}
 	before, err := st.counts(dev)
 	must(err)
-	opts := ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256),
-		Context: skbContext{Ifindex: ifindex, GSOSegs: q.segments, GSOSize: q.segments * 8}}
+	opts := ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: context}
 	var action uint32
 	start := monotonic(st.t)
 	inNamespace(st.t, st.namespace, func() { action, err = prog.Run(&opts) })
@@ -278,9 +352,9 @@ func (st *reflectStage) ask(t failer, q *question) reaction {
 	if !bytes.Equal(in, r.frame) {
 		t.Errorf("%v, but the packet is changed\n%s%s", r.verdict, hex.Dump(in), hex.Dump(r.frame))
 	}
-	want := int32(-1) // TC_ACT_UNSPEC
+	want := pass
 	if r.verdict > ReflectAnswered {
-		want = 2 // TC_ACT_SHOT
+		want = drop
 	}
 	if r.action != want {
 		t.Errorf("%v: action %d, want %d", r.verdict, r.action, want)
@@ -291,7 +365,7 @@ func (st *reflectStage) ask(t failer, q *question) reaction {
 // check compares every byte of an answer with what it has to be.
 func (st *reflectStage) check(t failer, q *question, r reaction, start, end uint64) {
 	t.Helper()
-	if r.action != 7 { // TC_ACT_REDIRECT
+	if sent := map[bool]int32{false: tcRedirect, true: xdpTX}[q.xdp]; r.action != sent {
 		t.Errorf("answered with action %d", r.action)
 	}
 	payload, verdict := answerTo(q.packet.payload, q.packet.ttl)
@@ -364,6 +438,8 @@ func (q *question) allowAll() {
 func v4Only(q *question) bool       { return q.packet.source.Addr().Is4() }
 func v6Only(q *question) bool       { return q.packet.source.Addr().Is6() }
 func ethernetOnly(q *question) bool { return !q.linkless }
+func tcOnly(q *question) bool       { return !q.xdp }
+func xdpOnly(q *question) bool      { return q.xdp }
 func both(f, g func(*question) bool) func(*question) bool {
 	return func(q *question) bool { return f(q) && g(q) }
 }
@@ -403,6 +479,9 @@ var reflectCases = []struct {
 	{name: "zeros, then a TLV", change: func(q *question) { q.tail(0, 0, 0, 0, 0x80, 4, 0, 0) }, want: ReflectAnswered},
 	{name: "1472 bytes, zeros", change: func(q *question) { q.size(1472) }, want: ReflectAnswered},
 	{name: "1473 bytes, zeros", change: func(q *question) { q.size(1473) }, want: ReflectAnswered},
+	{name: "1500 bytes", change: func(q *question) { q.size(1500) }, want: ReflectAnswered},
+	{name: "1501 bytes at tc", only: tcOnly, change: func(q *question) { q.size(1501) }, want: ReflectAnswered},
+	{name: "1501 bytes", only: xdpOnly, change: func(q *question) { q.size(1501) }, want: ReflectOversize},
 	{name: "padding of 0", change: func(q *question) { q.tail(0x80, 1, 0, 0) }, want: ReflectAnswered},
 	{name: "padding of 5", change: func(q *question) { q.tail(0x80, 1, 0, 5, 1, 2, 3, 4, 5) }, want: ReflectAnswered},
 	{name: "padding with every flag", change: func(q *question) { q.tail(0xff, 1, 0, 1, 9) }, want: ReflectAnswered},
@@ -448,11 +527,12 @@ var reflectCases = []struct {
 	{name: "our port at another address", change: func(q *question) {
 		q.packet.destination = netip.AddrPortFrom(q.packet.destination.Addr(), 863)
 	}, want: ReflectOtherAddress},
-	{name: "tag beside the frame", only: ethernetOnly, change: func(q *question) { q.tagged = true }, want: ReflectTagged},
-	{name: "merged", change: func(q *question) { q.segments = 2 }, want: ReflectMerged},
+	{name: "tag beside the frame", only: both(ethernetOnly, tcOnly), change: func(q *question) { q.tagged = true }, want: ReflectTagged},
+	{name: "merged", only: tcOnly, change: func(q *question) { q.segments = 2 }, want: ReflectMerged},
 	{name: "broadcast of the link", change: func(q *question) { q.kind = 1 }, want: ReflectOtherHost},
 	{name: "multicast of the link", change: func(q *question) { q.kind = 2 }, want: ReflectOtherHost},
 	{name: "for another host of the link", change: func(q *question) { q.kind = 3 }, want: ReflectOtherHost},
+	{name: "for another host with nearly our address", only: xdpOnly, change: func(q *question) { q.kind = 4 }, want: ReflectOtherHost},
 	{name: "udp length one more", change: func(q *question) { q.put(q.packet.udp()-q.packet.ip()+4, 0, 53) }, want: ReflectBadLength},
 	{name: "udp length one less", change: func(q *question) { q.put(q.packet.udp()-q.packet.ip()+4, 0, 51) }, want: ReflectBadLength},
 	{name: "udp length 7", change: func(q *question) { q.put(q.packet.udp()-q.packet.ip()+4, 0, 7) }, want: ReflectBadLength},
@@ -545,10 +625,11 @@ var reflectCases = []struct {
 func TestReflect(t *testing.T) {
 	st := newReflectStage(t, ReflectorConfig{Rate: 1_000_000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4})
 	for _, v6 := range []bool{false, true} {
-		for _, linkless := range []bool{false, true} {
-			t.Run(fmt.Sprintf("v6 %v, without link header %v", v6, linkless), func(t *testing.T) {
+		for _, kind := range []string{"", ", without link header", ", xdp"} {
+			t.Run(fmt.Sprintf("v6 %v%s", v6, kind), func(t *testing.T) {
 				for _, c := range reflectCases {
-					q := baseQuestion(v6, linkless)
+					q := baseQuestion(v6, kind == ", without link header")
+					q.xdp = kind == ", xdp"
 					if c.only != nil && !c.only(q) {
 						continue
 					}
@@ -597,9 +678,10 @@ func TestReflectDecidesAsItsModel(t *testing.T) {
 		q.packet.ttl, q.packet.tos = rapid.Byte().Draw(rt, "ttl"), rapid.Byte().Draw(rt, "tos")
 		q.packet.payload = requestPayload(rt)
 		want := decide(q)
-		got := st.ask(rt, q)
-		if got.verdict != want {
-			rt.Fatalf("verdict %v, want %v", got.verdict, want)
+		for _, q.xdp = range []bool{false, true} {
+			if got := st.ask(rt, q); got.verdict != want {
+				rt.Fatalf("xdp %v: verdict %v, want %v", q.xdp, got.verdict, want)
+			}
 		}
 		seen[want]++
 	})
@@ -657,9 +739,125 @@ func TestReflectKeepsNoChecksum(t *testing.T) {
 	st := newReflectStage(t, testReflectorConfig)
 	q := baseQuestion(false, false)
 	q.put(26, 0, 0)
-	got := st.ask(t, q)
-	if got.verdict != ReflectAnswered || got.frame[40] != 0 || got.frame[41] != 0 {
-		t.Errorf("%v, checksum %x, want answered, 0", got.verdict, got.frame[40:42])
+	for _, q.xdp = range []bool{false, true} {
+		got := st.ask(t, q)
+		if got.verdict != ReflectAnswered || got.frame[40] != 0 || got.frame[41] != 0 {
+			t.Errorf("xdp %v: %v, checksum %x, want answered, 0", q.xdp, got.verdict, got.frame[40:42])
+		}
+	}
+}
+
+// Case 64. What a local peer leaves to its hardware has not been done where XDP
+// sees the packet, and nobody does it after. All sizes: no byte is left out, and
+// none is added.
+func TestReflectInXDPCompletesChecksums(t *testing.T) {
+	st := newReflectStage(t, ReflectorConfig{Rate: 1_000_000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4})
+	for _, v6 := range []bool{false, true} {
+		for size := 44; size <= 1500; size++ {
+			q := baseQuestion(v6, false)
+			q.xdp = true
+			q.size(size)
+			switch {
+			case size%2 == 0 && size > 48:
+				binary.BigEndian.PutUint32(q.packet.payload[44:], 0x80010000|uint32(size-48))
+				fallthrough
+			case size > 48:
+				for i := 48; i < size; i++ {
+					q.packet.payload[i] = byte(i) | 1
+				}
+			case size == 48 && v6:
+				q.packet.payload = probePayload(profileDoubleZero)
+			}
+			p := q.packet
+			q.raw = func(in []byte) []byte {
+				binary.BigEndian.PutUint16(in[p.udp()+6:], onesSum(p.pseudoHeader()))
+				return append(in, 0xaa, 0xbb, 0xcc) // the frame's, not the datagram's
+			}
+			got := st.ask(t, q)
+			p.source, p.destination = p.destination, p.source
+			sum := onesSum(append(p.pseudoHeader(), got.frame[p.udp():len(got.frame)-3]...))
+			if got.verdict != ReflectAnswered || sum != 0xffff {
+				t.Errorf("%d bytes, v6 %v: %v, sum %#x", size, v6, got.verdict, sum)
+			}
+		}
+	}
+}
+
+// Case 64: a sum of zero is sent as ffff (RFC 768). 0 would say that there is
+// none, which IPv6 forbids.
+func TestReflectInXDPSendsNoSumOfZero(t *testing.T) {
+	st := newReflectStage(t, testReflectorConfig)
+	for _, v6 := range []bool{false, true} {
+		q := baseQuestion(v6, false)
+		q.xdp = true
+		q.packet.payload = probePayload(profileDoubleZero)
+		clear(q.packet.payload[2:4])
+		at := q.packet.udp() + 6
+		copy(q.packet.payload[2:4], q.packet.bytes()[at:]) // a sum and its complement are zero
+		if sum := binary.BigEndian.Uint16(q.packet.bytes()[at:]); sum != 0xffff {
+			t.Fatalf("sum %#x", sum)
+		}
+		q.raw = func(in []byte) []byte {
+			binary.BigEndian.PutUint16(in[at:], onesSum(q.packet.pseudoHeader()))
+			return in
+		}
+		got := st.ask(t, q)
+		if sum := binary.BigEndian.Uint16(got.frame[at:]); got.verdict != ReflectAnswered || sum != 0xffff {
+			t.Errorf("v6 %v: %v with sum %#x, want ffff", v6, got.verdict, sum)
+		}
+	}
+}
+
+// Of a device above, XDP sees packets first, and leaves them to it.
+func TestReflectInXDPLeavesOtherDevicesAlone(t *testing.T) {
+	st := newReflectStage(t, testReflectorConfig)
+	q := baseQuestion(false, false)
+	q.xdp = true
+	if v := st.ask(t, q).verdict; v != ReflectAnswered {
+		t.Fatal(v)
+	}
+	prog := st.xdpProgram(t)
+	for _, c := range []struct {
+		name   string
+		device int
+		want   ReflectVerdict
+	}{{"this one", int(st.device), ReflectAnswered}, {"another", int(st.device) + 1, ReflectOtherAddress}, {"tc's", 0, ReflectOtherAddress}} {
+		at := q.listen(st.device)
+		for i := range at {
+			at[i].Device = c.device
+		}
+		if err := st.SetListeners(at); err != nil {
+			t.Fatal(err)
+		}
+		before, err := st.counts(Device{Index: int(st.device)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := q.packet.bytes()
+		inNamespace(t, st.namespace, func() {
+			_, err = prog.Run(&ebpf.RunOptions{Data: in, Context: xdpContext{DataEnd: uint32(len(in)), IngressIfindex: st.device}})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := st.counts(Device{Index: int(st.device)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after[c.want] != before[c.want]+1 {
+			t.Errorf("%s: not %v", c.name, c.want)
+		}
+	}
+	// A device that gets another address is told by it at once.
+	at := q.listen(st.device)
+	at[0].MAC[5]++
+	if err := st.SetListeners(at); err != nil {
+		t.Fatal(err)
+	}
+	var got reflectListener
+	key := reflectListenKey{Address: reflectAddress{Words: addressWords(at[0].At.Addr())}, Device: st.device, Port: wire16(at[0].At.Port())}
+	if err := st.objects.Listeners.Lookup(key, &got); err != nil || got.Mac != at[0].MAC {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 
@@ -679,29 +877,34 @@ func TestReflectHidesNoDamage(t *testing.T) {
 				return in
 			}
 			q.packet.ttl++
-			got := st.ask(t, q)
-			p := q.packet
-			p.payload = got.frame[p.data():]
-			p.source, p.destination = p.destination, p.source
-			if sum := onesSum(append(p.pseudoHeader(), got.frame[p.udp():]...)); got.verdict != ReflectAnswered || sum == 0xffff {
-				t.Errorf("byte %d: %v with sum %#x", at, got.verdict, sum)
+			for _, q.xdp = range []bool{false, true} {
+				got := st.ask(t, q)
+				p := q.packet
+				p.payload = got.frame[p.data():]
+				p.source, p.destination = p.destination, p.source
+				if sum := onesSum(append(p.pseudoHeader(), got.frame[p.udp():]...)); got.verdict != ReflectAnswered || sum == 0xffff {
+					t.Errorf("xdp %v, byte %d: %v with sum %#x", q.xdp, at, got.verdict, sum)
+				}
 			}
 		}
 	}
 	q := baseQuestion(false, false)
 	q.put(4, 0x55) // of the identification
-	if got := st.ask(t, q); got.verdict != ReflectAnswered || onesSum(got.frame[14:34]) == 0xffff {
-		t.Errorf("a damaged IP header came out right, %v", got.verdict)
+	for _, q.xdp = range []bool{false, true} {
+		if got := st.ask(t, q); got.verdict != ReflectAnswered || onesSum(got.frame[14:34]) == 0xffff {
+			t.Errorf("xdp %v: a damaged IP header came out right, %v", q.xdp, got.verdict)
+		}
 	}
 }
 
 // No size from 0 to 1472 gets a longer answer.
 func TestReflectNeverAmplifies(t *testing.T) {
 	st := newReflectStage(t, ReflectorConfig{Rate: 1_000_000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4})
-	for _, v6 := range []bool{false, true} {
+	for _, c := range []struct{ v6, xdp bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
 		answered := 0
 		for size := range 1473 {
-			q := baseQuestion(v6, false)
+			q := baseQuestion(c.v6, false)
+			q.xdp = c.xdp
 			q.size(size)
 			got := st.ask(t, q)
 			if len(got.frame) > len(q.packet.bytes()) {
@@ -815,13 +1018,13 @@ func TestReflectDoesNotCountForeignTraffic(t *testing.T) {
 		}
 	}
 	send(q.packet.bytes()) // nobody listens
-	if err := r.SetListeners([]netip.AddrPort{netip.MustParseAddrPort("8.0.0.77:862")}); err != nil {
+	if err := r.SetListeners(anywhere([]netip.AddrPort{netip.MustParseAddrPort("8.0.0.77:862")})); err != nil {
 		t.Fatal(err)
 	}
 	send(q.packet.bytes()) // elsewhere
 	q.put(6, 0x20)
 	send(q.raw(q.packet.bytes())) // a fragment of anything
-	if err := r.SetListeners(q.listeners); err != nil {
+	if err := r.SetListeners(anywhere(q.listeners)); err != nil {
 		t.Fatal(err)
 	}
 	send(q.packet.bytes()) // for us, but by its link header for another host
@@ -871,7 +1074,9 @@ func TestReflectorCountsToTheEnd(t *testing.T) {
 	dev := Device{Index: 1, Name: "lo", LinkHeader: ethernetHeader}
 	values := make([]uint64, ebpf.MustPossibleCPU())
 	values[0] = 3
-	a, err := r.Attach(dev, Clsact, lastWord(func() error { return r.objects.Counters.Update(counterKey(dev, ReflectAnswered), values, ebpf.UpdateExist) }))
+	a, err := r.Attach(dev, Clsact, lastWord(func() error {
+		return r.objects.Counters.Update(counterKey(dev, ReflectAnswered), values, ebpf.UpdateExist)
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -933,4 +1138,13 @@ func TestReflectorCountsOutliveTheirDevice(t *testing.T) {
 	if _, err := r.Attach(Device{Index: 1, Name: "lo", LinkHeader: ethernetHeader}, TCX, nil); err == nil {
 		t.Error("a closed reflector attaches")
 	}
+}
+
+// anywhere is what listens for requests that tc sees.
+func anywhere(at []netip.AddrPort) []Listener {
+	out := make([]Listener, len(at))
+	for i, a := range at {
+		out[i] = Listener{At: a}
+	}
+	return out
 }

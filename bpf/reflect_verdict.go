@@ -24,6 +24,7 @@ const (
 	ReflectStale           = reflectReflectVerdictREFLECT_STALE
 	ReflectMerged          = reflectReflectVerdictREFLECT_MERGED
 	ReflectOtherHost       = reflectReflectVerdictREFLECT_OTHER_HOST
+	ReflectOversize        = reflectReflectVerdictREFLECT_OVERSIZE
 	ReflectBadLength       = reflectReflectVerdictREFLECT_BAD_LENGTH
 	ReflectNoChecksum      = reflectReflectVerdictREFLECT_NO_CHECKSUM
 	ReflectShort           = reflectReflectVerdictREFLECT_SHORT
@@ -52,6 +53,7 @@ var reflectVerdictNames = [ReflectVerdictMax]string{
 	ReflectStale:           "stale",
 	ReflectMerged:          "merged",
 	ReflectOtherHost:       "other_host",
+	ReflectOversize:        "oversize",
 	ReflectBadLength:       "bad_length",
 	ReflectNoChecksum:      "no_checksum",
 	ReflectShort:           "short",

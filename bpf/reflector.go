@@ -52,18 +52,19 @@ type Reflector struct {
 	objects      reflectorObjects // its program is for devices with an Ethernet header
 
 	mu          sync.Mutex
-	ip          reflectPrograms // for devices without; loaded when first needed
+	ip          *ebpf.Program // for devices without; loaded when first needed
+	xdp         *ebpf.Program // likewise
 	attachments map[*Attachment]Device
-	listeners   map[reflectListenKey]struct{}
-	peers       map[reflectAddress]struct{}
-	prefixes    map[reflectPrefixKey]struct{}
+	listeners   map[reflectListenKey]reflectListener
+	peers       map[reflectAddress]reflectBucket
+	prefixes    map[reflectPrefixKey]uint8
 	gone        map[string]ReflectCounts // of devices no longer attached, by name
 	closed      bool
 }
 
 type reflectorObjects struct {
 	reflectMaps
-	reflectPrograms
+	XtwampReflect *ebpf.Program  `ebpf:"xtwamp_reflect"`
 	Globals       *ebpf.Map      `ebpf:".bss"`
 	Ports         *ebpf.Variable `ebpf:"ports"`
 	ClockOffset   *ebpf.Variable `ebpf:"clock_offset"`
@@ -72,7 +73,7 @@ type reflectorObjects struct {
 }
 
 func (o *reflectorObjects) Close() error {
-	return errors.Join(o.reflectPrograms.Close(), o.reflectMaps.Close(), o.Globals.Close())
+	return errors.Join(o.XtwampReflect.Close(), o.reflectMaps.Close(), o.Globals.Close())
 }
 
 // LoadReflector creates the maps and loads the program. It attaches nothing.
@@ -89,9 +90,9 @@ func loadReflector(cfg ReflectorConfig, countForeign bool) (_ *Reflector, err er
 		config:       cfg,
 		countForeign: countForeign,
 		attachments:  make(map[*Attachment]Device),
-		listeners:    make(map[reflectListenKey]struct{}),
-		peers:        make(map[reflectAddress]struct{}),
-		prefixes:     make(map[reflectPrefixKey]struct{}),
+		listeners:    make(map[reflectListenKey]reflectListener),
+		peers:        make(map[reflectAddress]reflectBucket),
+		prefixes:     make(map[reflectPrefixKey]uint8),
 		gone:         make(map[string]ReflectCounts),
 	}
 	defer func() {
@@ -133,21 +134,32 @@ func (r *Reflector) spec(linkHeader int) (*ebpf.CollectionSpec, error) {
 	)
 }
 
-// program returns the one for a kind of device. The caller holds r.mu.
-func (r *Reflector) program(linkHeader int) (*ebpf.Program, error) {
+// program returns the one for a hook and a kind of device. The caller holds
+// r.mu.
+func (r *Reflector) program(h Hook, linkHeader int) (*ebpf.Program, error) {
 	switch {
+	case linkHeader == ethernetHeader && h == XDP:
+		return r.loaded(&r.xdp, ethernetHeader, "xtwamp_reflect_xdp", "for xdp")
 	case linkHeader == ethernetHeader:
 		return r.objects.XtwampReflect, nil
-	case linkHeader != 0:
-		return nil, fmt.Errorf("link header of %d bytes: %w", linkHeader, ErrNotSupported)
-	case r.ip.XtwampReflect != nil:
-		return r.ip.XtwampReflect, nil
+	case linkHeader == 0 && h != XDP:
+		return r.loaded(&r.ip, 0, "xtwamp_reflect", "for devices without link header")
 	}
-	spec, err := r.spec(0)
+	return nil, fmt.Errorf("%v with a link header of %d bytes: %w", h, linkHeader, ErrNotSupported)
+}
+
+// loaded loads a program into at unless it is there. It shares all maps with
+// the one loaded first.
+func (r *Reflector) loaded(at **ebpf.Program, linkHeader int, name, what string) (*ebpf.Program, error) {
+	if *at != nil {
+		return *at, nil
+	}
+	spec, err := r.spec(linkHeader)
 	if err != nil {
 		return nil, err
 	}
-	err = spec.LoadAndAssign(&r.ip, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		reflectMapListeners: r.objects.Listeners,
 		reflectMapPeers:     r.objects.Peers,
 		reflectMapPrefixes:  r.objects.Prefixes,
@@ -156,9 +168,11 @@ func (r *Reflector) program(linkHeader int) (*ebpf.Program, error) {
 		".bss":              r.objects.Globals,
 	}})
 	if err != nil {
-		return nil, fmt.Errorf("load reflector for devices without link header: %w", explain(err, inspect(nil)))
+		return nil, fmt.Errorf("load reflector %s: %w", what, explain(err, inspect(nil)))
 	}
-	return r.ip.XtwampReflect, nil
+	defer c.Close()
+	*at = c.DetachProgram(name)
+	return *at, nil
 }
 
 // Attach puts the program on the ingress side of a device. See
@@ -169,7 +183,7 @@ func (r *Reflector) Attach(dev Device, h Hook, fa FilterAdder) (*Attachment, err
 	if r.closed {
 		return nil, fmt.Errorf("attach reflector to %s: %w", dev.Name, errClosed)
 	}
-	prog, err := r.program(dev.LinkHeader)
+	prog, err := r.program(h, dev.LinkHeader)
 	if err != nil {
 		return nil, fmt.Errorf("attach reflector to %s: %w", dev.Name, err)
 	}
@@ -295,15 +309,30 @@ func (r *Reflector) SetClock(offset int64, errorEstimate uint16, good time.Durat
 	return nil
 }
 
-// SetListeners replaces the addresses and ports to answer at: those that our
-// own sockets are bound to, wildcards spelled out. With none, nothing is
-// answered or dropped.
-func (r *Reflector) SetListeners(at []netip.AddrPort) error {
-	want := make(map[reflectListenKey]struct{}, len(at))
+// Listener is an address and port that one of our own sockets is bound to.
+type Listener struct {
+	At netip.AddrPort
+	// Device is 0 for [TCX] and [Clsact], which answer there wherever the
+	// request comes in. [XDP] answers on this device alone, since it sees what is
+	// for devices above it as well, and only to MAC, the device's own address.
+	Device int
+	MAC    [6]byte
+}
+
+// SetListeners replaces where to answer, wildcards spelled out. With none,
+// nothing is answered or dropped.
+func (r *Reflector) SetListeners(at []Listener) error {
+	want := make(map[reflectListenKey]reflectListener, len(at))
 	var ports [portWords]uint64
-	for _, a := range at {
-		want[reflectListenKey{Address: reflectAddress{Words: addressWords(a.Addr())}, Port: wire16(a.Port())}] = struct{}{}
-		ports[a.Port()/64] |= 1 << (a.Port() % 64)
+	for _, l := range at {
+		port := l.At.Port()
+		key := reflectListenKey{
+			Address: reflectAddress{Words: addressWords(l.At.Addr())},
+			Device:  uint32(l.Device),
+			Port:    wire16(port),
+		}
+		want[key] = reflectListener{Mac: l.MAC}
+		ports[port/64] |= 1 << (port % 64)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -313,7 +342,7 @@ func (r *Reflector) SetListeners(at []netip.AddrPort) error {
 	// Ports first: nobody gets an answer before it is known which source ports
 	// do not.
 	err := r.objects.Ports.Set(ports)
-	if err := errors.Join(err, replace(r.objects.Listeners, r.listeners, want, uint8(1))); err != nil {
+	if err := errors.Join(err, replace(r.objects.Listeners, r.listeners, want)); err != nil {
 		return fmt.Errorf("set listeners: %w", err)
 	}
 	return nil
@@ -323,16 +352,16 @@ func (r *Reflector) SetListeners(at []netip.AddrPort) error {
 // their IPv6-mapped form are the same; zones are ignored. Who stays keeps what
 // is left of his rate.
 func (r *Reflector) SetPeers(peers []netip.Addr) error {
-	want := make(map[reflectAddress]struct{}, len(peers))
+	want := make(map[reflectAddress]reflectBucket, len(peers))
 	for _, p := range peers {
-		want[reflectAddress{Words: addressWords(p)}] = struct{}{}
+		want[reflectAddress{Words: addressWords(p)}] = reflectBucket{}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return fmt.Errorf("set peers: %w", errClosed)
 	}
-	if err := replace(r.objects.Peers, r.peers, want, reflectBucket{}); err != nil {
+	if err := replace(r.objects.Peers, r.peers, want); err != nil {
 		return fmt.Errorf("set peers: %w", err)
 	}
 	return nil
@@ -340,7 +369,7 @@ func (r *Reflector) SetPeers(peers []netip.Addr) error {
 
 // SetPrefixes replaces the prefixes whose addresses are allowed.
 func (r *Reflector) SetPrefixes(prefixes []netip.Prefix) error {
-	want := make(map[reflectPrefixKey]struct{}, len(prefixes))
+	want := make(map[reflectPrefixKey]uint8, len(prefixes))
 	for _, p := range prefixes {
 		key := reflectPrefixKey{Length: 32 + uint32(p.Bits()), Family: 6}
 		if p.Addr().Is4() {
@@ -350,22 +379,23 @@ func (r *Reflector) SetPrefixes(prefixes []netip.Prefix) error {
 		for i := range key.Address {
 			key.Address[i] = binary.NativeEndian.Uint32(b[4*i:])
 		}
-		want[key] = struct{}{}
+		want[key] = 1
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return fmt.Errorf("set prefixes: %w", errClosed)
 	}
-	if err := replace(r.objects.Prefixes, r.prefixes, want, uint8(1)); err != nil {
+	if err := replace(r.objects.Prefixes, r.prefixes, want); err != nil {
 		return fmt.Errorf("set prefixes: %w", err)
 	}
 	return nil
 }
 
-// replace makes the keys of a map, which are those of has, those of want. What
-// is in both is left alone. has is right also after an error.
-func replace[K comparable, V any](m *ebpf.Map, has, want map[K]struct{}, value V) error {
+// replace makes a map, which has the keys of has and was last given the values
+// of has, that of want. An entry that is the same in both is left alone. has is
+// right also after an error.
+func replace[K, V comparable](m *ebpf.Map, has, want map[K]V) error {
 	var errs []error
 	for k := range has {
 		if _, keep := want[k]; keep {
@@ -377,15 +407,15 @@ func replace[K comparable, V any](m *ebpf.Map, has, want map[K]struct{}, value V
 		}
 		delete(has, k)
 	}
-	for k := range want {
-		if _, there := has[k]; there {
+	for k, v := range want {
+		if was, there := has[k]; there && was == v {
 			continue
 		}
-		if err := m.Put(k, value); err != nil {
+		if err := m.Put(k, v); err != nil {
 			errs = append(errs, err)
 			break // full, or out of memory: so it is for the others
 		}
-		has[k] = struct{}{}
+		has[k] = v
 	}
 	return errors.Join(errs...)
 }

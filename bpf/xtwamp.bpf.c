@@ -3,7 +3,8 @@
 
 /*
  * xtwamp_egress takes T1 of each probe that leaves, xtwamp_ingress takes T4 of
- * its reply, records both and ends the reply there. No packet is ever changed,
+ * its reply, records both and ends the reply there; so does xtwamp_xdp, where
+ * it is asked for, a little earlier. No packet is ever changed,
  * and nothing that is not a probe or the reply to one is ever held up.
  *
  * The same object has to load on every kernel from 5.10 on, with CAP_BPF and
@@ -28,12 +29,10 @@
 #include "abi.h"
 #include "maps.h"
 #include "parse.h"
+#include "packet.h"
 #include "wire.h"
 #include "checksum.h"
 #include "record.h"
-
-/* Bytes in front of the IP header: ETH_HLEN, or 0 on devices without such. */
-volatile const __u32 link_header = ETH_HLEN;
 
 enum direction { EGRESS, INGRESS };
 
@@ -72,23 +71,16 @@ static __always_inline bool read_udp(struct cursor *c, enum direction d, struct 
  * Reads the headers and leaves the cursor at the payload. Each family is read
  * to its end before the two meet again.
  */
-static __always_inline bool read_headers(struct __sk_buff *skb, struct cursor *c, enum direction d,
+static __always_inline bool read_headers(const struct packet *p, struct cursor *c, enum direction d,
 					 struct path_key *key, struct flow *f, enum verdict *why)
 {
 	__be64 *source = d == EGRESS ? key->local : key->remote;
 	__be64 *destination = d == EGRESS ? key->remote : key->local;
 	__be16 protocol;
 
-	if (link_header) {
-		const struct ethhdr *eth = take(c, sizeof(*eth));
-
-		*why = VERDICT_UNPARSED;
-		if (!eth)
-			return false;
-		protocol = eth->h_proto;
-	} else {
-		protocol = skb->protocol;
-	}
+	*why = VERDICT_UNPARSED;
+	if (!read_protocol(p, c, &protocol))
+		return false;
 	if (protocol == bpf_htons(ETH_P_IP)) {
 		const struct iphdr *ip = parse_ip4(c, why);
 
@@ -99,7 +91,7 @@ static __always_inline bool read_headers(struct __sk_buff *skb, struct cursor *c
 		f->ip4 = true;
 		f->ttl = ip->ttl;
 		f->tos = ip->tos;
-		f->udp_offset = link_header + sizeof(*ip);
+		f->udp_offset = link_length(p) + sizeof(*ip);
 		f->ip_length = bpf_ntohs(ip->tot_len) - sizeof(*ip);
 		return true;
 	}
@@ -115,7 +107,7 @@ static __always_inline bool read_headers(struct __sk_buff *skb, struct cursor *c
 		f->ip4 = false;
 		f->ttl = ip->hop_limit;
 		f->tos = bpf_ntohl(ip->version_class_flow) >> 20;
-		f->udp_offset = link_header + sizeof(*ip);
+		f->udp_offset = link_length(p) + sizeof(*ip);
 		f->ip_length = bpf_ntohs(ip->payload_len);
 		return true;
 	}
@@ -127,27 +119,30 @@ static __always_inline bool read_headers(struct __sk_buff *skb, struct cursor *c
  * Finds the path that a packet belongs to and leaves the cursor at the payload;
  * or returns NULL and says what the packet is instead.
  */
-static __always_inline const struct probe_path *find(struct __sk_buff *skb, struct cursor *c,
+static __always_inline const struct probe_path *find(const struct packet *p, struct cursor *c,
 						     enum direction d, struct path_key *key,
 						     struct flow *f, enum verdict *why)
 {
 	const struct probe_path *path;
 
-	if (!read_headers(skb, c, d, key, f, why))
+	if (!read_headers(p, c, d, key, f, why))
 		return NULL;
 	path = bpf_map_lookup_elem(&paths, key);
 	*why = VERDICT_OTHER_PATH;
 	if (!path)
 		return NULL;
+	/* XDP sees first what is for a device above this one, tags taken off. */
+	if (p->xdp && path->device != p->xdp->ingress_ifindex)
+		return NULL;
 	*why = VERDICT_TAGGED;
-	if (skb->vlan_present)
+	if (p->skb && p->skb->vlan_present)
 		return NULL;
 	*why = VERDICT_MERGED;
-	if (skb->gso_segs > 1)
+	if (p->skb && p->skb->gso_segs > 1)
 		return NULL;
 	*why = VERDICT_BAD_LENGTH;
 	if (f->udp_length != f->ip_length || f->udp_length < sizeof(struct udphdr) ||
-	    f->udp_offset + f->udp_length > skb->len)
+	    !has_bytes(p, f->udp_offset + f->udp_length))
 		return NULL;
 	f->length = f->udp_length - sizeof(struct udphdr);
 	return path;
@@ -156,7 +151,8 @@ static __always_inline const struct probe_path *find(struct __sk_buff *skb, stru
 /* Not inlined, as this and its sibling are called again for scattered packets. */
 static __noinline enum verdict observe_egress(struct __sk_buff *skb)
 {
-	struct cursor c = cursor_of(skb);
+	const struct packet p = tc_packet(skb);
+	struct cursor c = cursor_of(&p);
 	const struct probe_path *path;
 	const struct probe *probe;
 	struct path_key key;
@@ -165,7 +161,7 @@ static __noinline enum verdict observe_egress(struct __sk_buff *skb)
 	struct flow f;
 	__u32 seq;
 
-	path = find(skb, &c, EGRESS, &key, &f, &why);
+	path = find(&p, &c, EGRESS, &key, &f, &why);
 	if (!path)
 		return why;
 	if (f.length < sizeof(*probe))
@@ -202,27 +198,34 @@ static __always_inline bool zeros(const struct reply *r, const struct echo_tail 
 	return !any;
 }
 
-static __noinline enum verdict observe_ingress(struct __sk_buff *skb)
+static __always_inline enum verdict observe_reply(const struct packet *p)
 {
 	struct arrival a = { .flags = SAMPLE_SENT | SAMPLE_ANSWERED };
-	struct cursor c = cursor_of(skb);
+	struct cursor c = cursor_of(p);
 	const struct probe_path *path;
 	const struct reply *r;
 	struct path_key key;
+	struct reply copy;
 	struct sample *slot;
 	__be64 sender_time;
 	enum verdict why;
 	__u32 sender_seq;
 	struct flow f;
 
-	path = find(skb, &c, INGRESS, &key, &f, &why);
+	path = find(p, &c, INGRESS, &key, &f, &why);
 	if (!path)
 		return why;
 	a.time = bpf_ktime_get_ns();
-	a.ifindex = skb->ifindex;
+	a.ifindex = ifindex_of(p);
+	if (p->xdp)
+		a.flags |= SAMPLE_XDP;
 
 	if (f.length < REPLY_MIN)
 		return VERDICT_BAD_FORMAT;
+	if (p->xdp) {
+		c = udp_of(p, f.ip4);
+		take(&c, sizeof(struct udphdr));
+	}
 	r = take(&c, REPLY_MIN);
 	if (!r)
 		return VERDICT_SCATTERED;
@@ -267,9 +270,20 @@ static __noinline enum verdict observe_ingress(struct __sk_buff *skb)
 	if (f.length > PAYLOAD_MAX)
 		return VERDICT_OVERSIZE;
 
-	if (!checksum_ok(skb, &key, &f, r))
+	if (p->xdp) {
+		copy = *r; /* the pointer does not last, see add_xdp */
+		r = &copy;
+	}
+	if (!checksum_ok(p, &key, &f, r))
 		return VERDICT_BAD_CHECKSUM;
 	return record(slot, r, &f, &a);
+}
+
+static __noinline enum verdict observe_ingress(struct __sk_buff *skb)
+{
+	const struct packet p = tc_packet(skb);
+
+	return observe_reply(&p);
 }
 
 /*
@@ -305,6 +319,23 @@ int xtwamp_ingress(struct __sk_buff *skb)
 		v = observe_ingress(skb);
 	count(v);
 	return action(v);
+}
+
+/*
+ * In front of xtwamp_ingress, which is attached too and counts what passes
+ * here: a packet has one verdict. T1 it cannot take, since XDP never sees what
+ * this host sends.
+ */
+SEC("xdp")
+int xtwamp_xdp(struct xdp_md *xdp)
+{
+	const struct packet p = xdp_packet(xdp);
+	enum verdict v = observe_reply(&p);
+	bool ended = v >= VERDICT__ENDED_MIN;
+
+	if (ended || count_foreign)
+		count(v);
+	return ended ? XDP_DROP : XDP_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

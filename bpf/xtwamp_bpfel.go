@@ -28,6 +28,7 @@ type xtwampProbePath struct {
 	SlotBase  uint32
 	SlotMask  uint32
 	Interface uint32
+	Device    uint32
 	Ssid      uint16
 	Pad       uint16
 	Profile   xtwampProfile
@@ -70,6 +71,7 @@ const (
 	xtwampSampleFlagSAMPLE_HAS_TIMES xtwampSampleFlag = 4
 	xtwampSampleFlagSAMPLE_HAS_TTL   xtwampSampleFlag = 8
 	xtwampSampleFlagSAMPLE_DUPLICATE xtwampSampleFlag = 16
+	xtwampSampleFlagSAMPLE_XDP       xtwampSampleFlag = 32
 )
 
 type xtwampVerdict uint32
@@ -115,6 +117,7 @@ const (
 	xtwampMapSlots          = "slots"
 	xtwampProgXtwampEgress  = "xtwamp_egress"
 	xtwampProgXtwampIngress = "xtwamp_ingress"
+	xtwampProgXtwampXdp     = "xtwamp_xdp"
 	xtwampVarCountForeign   = "count_foreign"
 	xtwampVarLinkHeader     = "link_header"
 	xtwampVarPorts          = "ports"
@@ -164,6 +167,7 @@ type xtwampSpecs struct {
 type xtwampProgramSpecs struct {
 	XtwampEgress  *ebpf.ProgramSpec `ebpf:"xtwamp_egress"`
 	XtwampIngress *ebpf.ProgramSpec `ebpf:"xtwamp_ingress"`
+	XtwampXdp     *ebpf.ProgramSpec `ebpf:"xtwamp_xdp"`
 }
 
 // xtwampMapSpecs contains maps before they are loaded into the kernel.
@@ -235,12 +239,14 @@ type xtwampVariables struct {
 type xtwampPrograms struct {
 	XtwampEgress  *ebpf.Program `ebpf:"xtwamp_egress"`
 	XtwampIngress *ebpf.Program `ebpf:"xtwamp_ingress"`
+	XtwampXdp     *ebpf.Program `ebpf:"xtwamp_xdp"`
 }
 
 func (p *xtwampPrograms) Close() error {
 	return _XtwampClose(
 		p.XtwampEgress,
 		p.XtwampIngress,
+		p.XtwampXdp,
 	)
 }
 

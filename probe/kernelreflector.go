@@ -293,13 +293,13 @@ func (k *kernelReflector) allowed() (single []netip.Addr, prefixes []netip.Prefi
 }
 
 // listeners spells out which addresses of ours the sockets are bound to.
-func (k *kernelReflector) listeners(addresses []netns.Address) (out []netip.AddrPort) {
+func (k *kernelReflector) listeners(addresses []netns.Address) (out []bpf.Listener) {
 	for _, b := range k.bound {
 		bound := b.Addr().Unmap().WithZone("")
 		for _, a := range addresses {
 			local := a.Prefix.Addr()
 			if local == bound || bound.IsUnspecified() && bound.Is4() == local.Is4() {
-				out = append(out, netip.AddrPortFrom(local, b.Port()))
+				out = append(out, bpf.Listener{At: netip.AddrPortFrom(local, b.Port())})
 			}
 		}
 	}

@@ -78,6 +78,22 @@ struct __sk_buff {
 	/* The rest is not used here. */
 };
 
+struct xdp_md {
+	__u32 data;
+	__u32 data_end;
+	__u32 data_meta;
+	__u32 ingress_ifindex;
+	__u32 rx_queue_index;
+	/* The rest is not used here. */
+};
+
+enum xdp_action {
+	XDP_ABORTED,
+	XDP_DROP,
+	XDP_PASS,
+	XDP_TX,
+};
+
 /* linux/pkt_cls.h */
 
 #define TC_ACT_UNSPEC (-1)
