@@ -32,6 +32,8 @@ type Link struct {
 	Carrier bool   // packets can pass
 	Flags   net.Flags
 	Kind    string // of a virtual interface: "veth", "vlan", "bond"; empty for hardware and loopback
+	Lower   int    // of a VLAN: the index of the interface that it is on; 0 without one, or in another namespace
+	MAC     [6]byte
 }
 
 // LinkByName finds an interface by its name or one of its alternative names, in the namespace of the calling thread. The
@@ -112,8 +114,18 @@ func parseLink(b []byte) (Link, error) {
 	if err != nil {
 		return Link{}, fmt.Errorf("parse link attributes: %w", err)
 	}
+	var lower int
+	var elsewhere bool
 	for _, a := range attrs {
 		switch a.Attr.Type {
+		case unix.IFLA_LINK:
+			lower = int(binary.NativeEndian.Uint32(a.Value))
+		case unix.IFLA_LINK_NETNSID:
+			elsewhere = true
+		case unix.IFLA_ADDRESS:
+			if len(a.Value) == len(link.MAC) {
+				copy(link.MAC[:], a.Value)
+			}
 		case unix.IFLA_IFNAME:
 			link.Name = unix.ByteSliceToString(a.Value)
 		case unix.IFLA_MTU:
@@ -129,6 +141,9 @@ func parseLink(b []byte) (Link, error) {
 				}
 			}
 		}
+	}
+	if link.Kind == "vlan" && !elsewhere {
+		link.Lower = lower
 	}
 	return link, nil
 }

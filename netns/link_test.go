@@ -35,10 +35,17 @@ func TestLinksOfANamespace(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if diff := cmp.Diff(want, links, cmpopts.IgnoreFields(netns.Link{}, "Index")); diff != "" {
+		if diff := cmp.Diff(want, links, cmpopts.IgnoreFields(netns.Link{}, "Index", "MAC")); diff != "" {
 			t.Errorf("links (-want +got):\n%s", diff)
 		}
 		for _, link := range links {
+			i, err := net.InterfaceByIndex(link.Index)
+			if err != nil {
+				return err
+			}
+			if mac := i.HardwareAddr; len(mac) == 6 && link.MAC != [6]byte(mac) || len(mac) == 0 && link.MAC != [6]byte{} {
+				t.Errorf("%s has MAC address %x, want %v", link.Name, link.MAC, mac)
+			}
 			byName, err := netns.LinkByName(link.Name)
 			if diff := cmp.Diff(link, byName); diff != "" || err != nil {
 				t.Errorf("%s by name: %v (-want +got):\n%s", link.Name, err, diff)

@@ -513,10 +513,10 @@ func (e *Engine) answered(p *path, pr *probe) {
 	f := pr.flow
 	f.losses = 0
 	e.relief(p)
-	if f.Step != StepTCX && f.Step != StepClsact {
+	if !f.Step.kernel() {
 		return
 	}
-	if pr.rxSource == store.TCIngress && pr.txSource == store.TCEgress {
+	if (pr.rxSource == store.TCIngress || pr.rxSource == store.XDP) && pr.txSource == store.TCEgress {
 		f.bypassed = 0
 		return
 	}

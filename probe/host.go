@@ -345,6 +345,9 @@ func eventReply(ev *bpf.Event) reply {
 		rxSource: store.TCIngress,
 		ttl:      ev.Ttl,
 	}
+	if ev.Flags&bpf.FlagXDP != 0 {
+		r.rxSource = store.XDP
+	}
 	if ev.Flags&bpf.FlagHasTimes != 0 {
 		r.hasTimes = true
 		r.received, r.sent = twamp.Timestamp(received), twamp.Timestamp(sent)

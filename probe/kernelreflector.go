@@ -29,11 +29,12 @@ const (
 	ReflectAuto   ReflectorMode = iota // tcx, else clsact, else on the socket
 	ReflectTCX                         // tcx, else on the socket
 	ReflectClsact                      // clsact, else on the socket
+	ReflectXDP                         // the driver's XDP, else as auto
 	ReflectSocket                      // on the socket alone
 )
 
 // ReflectorModes are the names of the modes.
-var ReflectorModes = []string{"auto", "tcx", "clsact", "socket"}
+var ReflectorModes = []string{"auto", "tcx", "clsact", "xdp", "socket"}
 
 func (m ReflectorMode) String() string { return ReflectorModes[m] }
 
@@ -55,6 +56,8 @@ func (m ReflectorMode) steps() []Step {
 		return []Step{StepTCX}
 	case ReflectClsact:
 		return []Step{StepClsact}
+	case ReflectXDP:
+		return []Step{StepXDP, StepTCX, StepClsact}
 	}
 	return nil
 }
@@ -264,13 +267,15 @@ func (k *kernelReflector) refreshIn() error {
 	errs := []error{
 		k.program.SetPeers(single),
 		k.program.SetPrefixes(prefixes),
-		k.program.SetListeners(k.listeners(addresses)),
 	}
 	wanted := k.interfaces(links, addresses, single, prefixes)
-	errs = append(errs, k.detach(links, wanted))
+	tagged := taggedAbove(links)
+	errs = append(errs,
+		k.program.SetListeners(k.listeners(links, addresses, wanted)),
+		k.detach(links, wanted, tagged))
 	for _, link := range links {
 		if wanted[link.Index] {
-			k.attach(link)
+			k.attach(link, tagged[link.Index])
 		}
 	}
 	return errors.Join(errs...)
@@ -292,18 +297,43 @@ func (k *kernelReflector) allowed() (single []netip.Addr, prefixes []netip.Prefi
 	return single, prefixes
 }
 
-// listeners spells out which addresses of ours the sockets are bound to.
-func (k *kernelReflector) listeners(addresses []netns.Address) (out []bpf.Listener) {
+// listeners spells out which addresses of ours the sockets are bound to. XDP
+// answers at those of its own interface, and at those of loopback, which are
+// nobody else's.
+func (k *kernelReflector) listeners(links []netns.Link, addresses []netns.Address, wanted map[int]bool) (out []bpf.Listener) {
 	for _, b := range k.bound {
 		bound := b.Addr().Unmap().WithZone("")
 		for _, a := range addresses {
 			local := a.Prefix.Addr()
-			if local == bound || bound.IsUnspecified() && bound.Is4() == local.Is4() {
-				out = append(out, bpf.Listener{At: netip.AddrPortFrom(local, b.Port())})
+			if local != bound && !(bound.IsUnspecified() && bound.Is4() == local.Is4()) {
+				continue
+			}
+			at := netip.AddrPortFrom(local, b.Port())
+			out = append(out, bpf.Listener{At: at})
+			if k.cfg.Mode != ReflectXDP {
+				continue
+			}
+			for _, l := range links {
+				if wanted[l.Index] && (a.Link == l.Index || a.Link == loopbackIndex) {
+					out = append(out, bpf.Listener{At: at, Device: l.Index, MAC: l.MAC})
+				}
 			}
 		}
 	}
 	return out
+}
+
+// loopbackIndex is that of the loopback device in every namespace.
+const loopbackIndex = 1
+
+// taggedAbove are the interfaces that carry VLANs. Many take the tag off before
+// XDP sees a packet, and a packet that XDP sends back would not have it again.
+func taggedAbove(links []netns.Link) map[int]bool {
+	tagged := make(map[int]bool)
+	for _, l := range links {
+		tagged[l.Lower] = true
+	}
+	return tagged
 }
 
 // interfaces tells on which interfaces to answer: the configured ones, else
@@ -359,14 +389,14 @@ func (k *kernelReflector) routeTo(a netip.Addr, links []netns.Link) int {
 
 // detach takes the program off what is not wanted any more, and forgets
 // interfaces that are gone.
-func (k *kernelReflector) detach(links []netns.Link, wanted map[int]bool) error {
+func (k *kernelReflector) detach(links []netns.Link, wanted, tagged map[int]bool) error {
 	names := make(map[int]string, len(links))
 	for _, l := range links {
 		names[l.Index] = l.Name
 	}
 	var errs []error
 	for index, dev := range k.devices {
-		if wanted[index] && names[index] == k.names[index] && dev.attachment.Alive() {
+		if wanted[index] && names[index] == k.names[index] && dev.attachment.Alive() && !(dev.step == StepXDP && tagged[index]) {
 			continue
 		}
 		errs = append(errs, dev.attachment.Close())
@@ -385,16 +415,17 @@ func (k *kernelReflector) detach(links []netns.Link, wanted map[int]bool) error 
 }
 
 // attach has the kernel answer on an interface, by the first hook of the mode
-// that works.
-func (k *kernelReflector) attach(link netns.Link) {
+// that works. XDP that lacks a right is no reason to go on: the operator may
+// mend it.
+func (k *kernelReflector) attach(link netns.Link, tagged bool) {
 	if k.devices[link.Index] != nil {
 		return
 	}
 	k.names[link.Index] = link.Name
-	sweepFilters(k.log, link)
+	sweepFilters(k.log, bpf.Device{Index: link.Index, Name: link.Name})
 	var refused []Refusal
 	for _, step := range k.cfg.Mode.steps() {
-		a, err := k.attachBy(link, step)
+		a, err := k.attachBy(link, step, tagged)
 		if err == nil {
 			k.devices[link.Index] = &reflectingDevice{step: step, attachment: a}
 			k.refused[link.Index] = refused
@@ -404,6 +435,9 @@ func (k *kernelReflector) attach(link netns.Link) {
 			return
 		}
 		refused = append(refused, Refusal{step, err})
+		if step == StepXDP && errors.Is(err, bpf.ErrPermission) {
+			break
+		}
 	}
 	if refusals(k.refused[link.Index]) != refusals(refused) {
 		k.log.Warn("the kernel does not answer on interface; the socket does", zap.String("interface", link.Name),
@@ -412,10 +446,13 @@ func (k *kernelReflector) attach(link netns.Link) {
 	k.refused[link.Index] = refused
 }
 
-func (k *kernelReflector) attachBy(link netns.Link, step Step) (*bpf.Attachment, error) {
+func (k *kernelReflector) attachBy(link netns.Link, step Step, tagged bool) (*bpf.Attachment, error) {
 	header, err := linkHeader(link)
 	if err != nil {
 		return nil, err
+	}
+	if step == StepXDP && tagged {
+		return nil, fmt.Errorf("%s carries VLANs, whose tags xdp may not see: %w", link.Name, bpf.ErrNotSupported)
 	}
 	return k.program.Attach(bpf.Device{Index: link.Index, Name: link.Name, LinkHeader: header}, step.hook(), filters{})
 }

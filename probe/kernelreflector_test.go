@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -138,8 +139,9 @@ func viaSocket(seq uint32) []byte {
 // and T3, with the same TTL and TOS, whether or not the checksum is complete
 // when the kernel sees it, and whether or not it has to be when it leaves.
 func TestKernelAnswersAsTheSocketDoes(t *testing.T) {
-	for _, mode := range []ReflectorMode{ReflectTCX, ReflectClsact} {
+	for _, mode := range []ReflectorMode{ReflectTCX, ReflectClsact, ReflectXDP} {
 		near, far := link(t)
+		passAll(t, near, "eth1")
 		r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
 			c.Mode = mode
 			c.Interfaces = []string{"eth1"}
@@ -151,9 +153,9 @@ func TestKernelAnswersAsTheSocketDoes(t *testing.T) {
 			near.Exec(t, "ethtool", "-K", "eth1", "tx", offload.near)
 			far.Exec(t, "ethtool", "-K", "eth1", "tx", offload.far)
 			for _, v6 := range []bool{false, true} {
-				address := farAddr
+				address, largest := farAddr, 1472
 				if v6 {
-					address = "[" + farAddr6 + "]"
+					address, largest = "["+farAddr6+"]", 1452
 				}
 				kernel := dialIn(t, near, "", address+":862").observant(v6)
 				socket := dialIn(t, near, "", address+":863").observant(v6)
@@ -181,22 +183,55 @@ func TestKernelAnswersAsTheSocketDoes(t *testing.T) {
 						rt.Fatalf("%d bytes, %v: the kernel answered %d", len(req), kind, byKernel)
 					}
 				}
-				for size := range 120 {
-					compare(t, append(stampRequest(uint32(size), max(size, 44))[:min(size, 44)], make([]byte, max(0, size-44))...))
-				}
 				compare(t, append(decode(t, "00000007 ed135540 1f9add38"), make([]byte, 36)...))
 				for _, size := range []int{44, 45, 47, 48, 49, 127, 512, 1400, 1452} {
 					compare(t, stampRequest(9, size)) // with Extra Padding
 				}
-				rapid.Check(t, func(rt *rapid.T) { compare(rt, drawRequest(rt)) })
+				rapid.Check(t, func(rt *rapid.T) { compare(rt, drawRequest(rt, largest)) })
+				if offload.near == "off" || offload.far == "off" {
+					continue
+				}
+				for size := range largest + 1 {
+					compare(t, append(stampRequest(uint32(size), max(size, 44))[:min(size, 44)], make([]byte, max(0, size-44))...))
+				}
+				if v6 {
+					continue
+				}
+				for _, c := range []*client{kernel, socket} {
+					c.noChecksum(1)
+				}
+				for size := range 120 {
+					compare(t, append(stampRequest(uint32(size), 120)[:min(size, 44)], make([]byte, max(0, size-44))...))
+				}
+				compare(t, stampRequest(9, 1400))
+				// What is wrong by the time it comes in is so when it comes back.
+				for _, c := range []*client{kernel, socket} {
+					from, to := c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort()
+					rawUDP(t, near, from, to, 0x1234, stampRequest(7, 44))
+					c.nothing()
+				}
 			}
 		}
 	}
 }
 
+// noChecksum has an IPv4 client send without checksums, or with.
+func (c *client) noChecksum(without int) {
+	c.t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, without) })
+	if err := errors.Join(err, failed); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 // drawRequest draws requests of every kind and size.
-func drawRequest(rt *rapid.T) []byte {
-	size := rapid.OneOf(rapid.IntRange(0, 60), rapid.IntRange(0, 1452)).Draw(rt, "size")
+func drawRequest(rt *rapid.T, largest int) []byte {
+	size := rapid.OneOf(rapid.IntRange(0, 60), rapid.IntRange(0, largest)).Draw(rt, "size")
 	b := rapid.SliceOfN(rapid.Byte(), size, size).Draw(rt, "bytes")
 	switch rapid.IntRange(0, 4).Draw(rt, "tail") {
 	case 0:
@@ -243,14 +278,21 @@ func TestKernelAnswersAtOnce(t *testing.T) {
 }
 
 func TestKernelReflectorRefuses(t *testing.T) {
+	for _, mode := range []ReflectorMode{ReflectTCX, ReflectXDP} {
+		t.Run(mode.String(), func(t *testing.T) { testKernelReflectorRefuses(t, mode) })
+	}
+}
+
+func testKernelReflectorRefuses(t *testing.T, mode ReflectorMode) {
 	near, far := link(t)
+	passAll(t, near, "eth1")
 	near.Exec(t, "ip", "addr", "add", "10.1.0.50/24", "dev", "eth1")
 	near.Exec(t, "ip", "route", "add", "10.5.5.5/32", "via", farAddr)
 	r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
-		c.AllowAny = false
+		c.AllowAny, c.Mode = false, mode
 		c.Allow = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/28")}
 		c.Listen = append(c.Listen, netip.AddrPortFrom(netip.Addr{}, 863))
-	}, "eth1 tcx")
+	}, "eth1 "+mode.String())
 	good := dialIn(t, near, nearAddr+":0", farAddr+":862")
 	good.send(make([]byte, 13))
 	// From a port of the reflector's own: two reflectors would go on for ever.
@@ -291,18 +333,29 @@ func TestKernelReflectorRefuses(t *testing.T) {
 	})
 }
 
-// Two reflectors, and a packet that makes each believe that the other asked.
+// Two reflectors, and a packet that makes one believe that the other asked.
 func TestTwoKernelReflectorsDoNotLoop(t *testing.T) {
-	near, far := link(t)
-	a := kernelReflectIn(t, near, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 tcx")
-	b := kernelReflectIn(t, far, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 tcx")
-	a.kernel.close() // so that the port is free for the one packet
-	a.close()
-	forged := dialIn(t, near, nearAddr+":862", farAddr+":862")
-	forged.send(stampRequest(1, 44))
-	until(t, "it is dropped", func() bool { return kernelResults(t, b)["eth1 own_port"] == 1 })
-	if got := kernelResults(t, b)["eth1 answered"]; got != 0 {
-		t.Errorf("%d answers to a reflector's port", got)
+	for _, mode := range []ReflectorMode{ReflectTCX, ReflectXDP} {
+		near, far := link(t)
+		both := func(c *ReflectorConfig) { c.Mode, c.Interfaces = mode, []string{"eth1"} }
+		a := kernelReflectIn(t, near, both, "eth1 "+mode.String())
+		b := kernelReflectIn(t, far, both, "eth1 "+mode.String())
+		from, to := netip.MustParseAddrPort(nearAddr+":862"), netip.MustParseAddrPort(farAddr+":862")
+		for range 10 {
+			rawUDP(t, near, from, to, 0, stampRequest(1, 44))
+		}
+		until(t, "they are dropped", func() bool { return kernelResults(t, b)["eth1 own_port"] == 10 })
+		// Both are there.
+		dialIn(t, near, "", to.String()).nothing()
+		dialIn(t, far, "", from.String()).nothing()
+		one := map[string]uint64{"eth1 answered": 1}
+		if diff := cmp.Diff(one, kernelResults(t, a)); diff != "" {
+			t.Errorf("%v: the first (-want +got):\n%s", mode, diff)
+		}
+		one["eth1 own_port"] = 10
+		if diff := cmp.Diff(one, kernelResults(t, b)); diff != "" {
+			t.Errorf("%v: the second (-want +got):\n%s", mode, diff)
+		}
 	}
 }
 
@@ -419,7 +472,8 @@ func TestKernelReflectorStepsDown(t *testing.T) {
 
 func TestKernelReflectorLeavesNothing(t *testing.T) {
 	near, far := link(t)
-	for _, mode := range []ReflectorMode{ReflectTCX, ReflectClsact} {
+	passAll(t, near, "eth1")
+	for _, mode := range []ReflectorMode{ReflectTCX, ReflectClsact, ReflectXDP} {
 		r := kernelReflectIn(t, far, func(c *ReflectorConfig) {
 			c.Mode = mode
 			c.Interfaces = []string{"eth1"}
@@ -436,6 +490,9 @@ func TestKernelReflectorLeavesNothing(t *testing.T) {
 			t.Errorf("%v: answered %d after the end, want 1", mode, got)
 		}
 		if out := far.Exec(t, "tc", "filter", "show", "dev", "eth1", "ingress"); out != "" {
+			t.Errorf("%v: left %s", mode, out)
+		}
+		if out := far.Exec(t, "ip", "link", "show", "dev", "eth1"); strings.Contains(out, "xdp") {
 			t.Errorf("%v: left %s", mode, out)
 		}
 	}
@@ -496,7 +553,7 @@ func TestReflectorModesHaveNames(t *testing.T) {
 			t.Errorf("%q is %v, %v", name, m, err)
 		}
 	}
-	if _, err := ParseReflectorMode("xdp"); err == nil {
-		t.Error("xdp is a mode")
+	if _, err := ParseReflectorMode("generic"); err == nil {
+		t.Error("generic is a mode")
 	}
 }

@@ -22,26 +22,33 @@ type closer = io.Closer
 // Step is a step of the attach ladder: where a path's time stamps come from.
 type Step uint8
 
-// The steps, from the most precise down. TCX (since Linux 6.6) and Clsact are
-// two ways to attach the same programs.
+// The steps. TCX (since Linux 6.6) and Clsact are two ways to attach the same
+// programs, and XDP is one of them with a program of the driver's in front.
 const (
 	StepTCX Step = iota
 	StepClsact
 	StepSocket // SO_TIMESTAMPING
 	StepUser   // clock readings of this process
+	StepXDP
 )
 
 func (s Step) String() string {
-	return [...]string{"tcx", "clsact", "socket", "user"}[s]
+	return [...]string{"tcx", "clsact", "socket", "user", "xdp"}[s]
 }
 
 // hook is what the kernel half attaches to, on the steps that it is for.
 func (s Step) hook() bpf.Hook {
-	if s == StepClsact {
+	switch s {
+	case StepXDP:
+		return bpf.XDP
+	case StepClsact:
 		return bpf.Clsact
 	}
 	return bpf.TCX
 }
+
+// kernel says whether the kernel half is attached on the step.
+func (s Step) kernel() bool { return s == StepTCX || s == StepClsact || s == StepXDP }
 
 // Refusal is a step of the ladder that an interface did not allow.
 type Refusal struct {
@@ -116,8 +123,8 @@ func (l *ladder) load() *bpf.Datapath {
 }
 
 // attach gives the device of link with the kernel half attached by the best
-// allowed hook. It is called within the namespace. The error joins one
-// *RefusedError per step that was tried.
+// allowed hook. It is called within the namespace. The error joins those of the
+// steps that were tried.
 func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
 	dp := l.load()
 	if dp == nil {
@@ -127,10 +134,20 @@ func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
+	to := bpf.Device{Index: link.Index, Name: link.Name, LinkHeader: header}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.forget(link)
 	l.names[link.Index] = link.Name
+	dev, err := l.attachTC(to, want)
+	if err != nil || want != target.AttachXDP {
+		return dev, err
+	}
+	return l.attachXDP(to, dev)
+}
+
+// attachTC attaches by the best allowed hook of tc, unless one is in use.
+func (l *ladder) attachTC(to bpf.Device, want target.Attach) (*device, error) {
 	steps := []Step{StepTCX, StepClsact}
 	switch want {
 	case target.AttachTCX:
@@ -139,35 +156,77 @@ func (l *ladder) attach(link netns.Link, want target.Attach) (*device, error) {
 		steps = steps[1:]
 	}
 	for _, step := range steps {
-		if dev := l.devices[deviceKey{link.Index, step}]; dev != nil && dev.attachment.Alive() {
+		if dev := l.devices[deviceKey{to.Index, step}]; dev != nil {
 			return dev, nil
 		}
 	}
-	sweepFilters(l.log, link)
+	sweepFilters(l.log, to)
 	var refused []Refusal
 	for _, step := range steps {
-		key := deviceKey{link.Index, step}
-		a, err := dp.Attach(bpf.Device{Index: link.Index, Name: link.Name, LinkHeader: header}, step.hook(), filters{})
+		dev, err := l.attachBy(to, step)
 		if err == nil {
-			dev := &device{datapath: dp, step: step, attachment: a}
-			l.devices[key] = dev
-			l.refused[link.Index] = refused
-			l.log.Info("attached to interface", zap.String("interface", link.Name), zap.Stringer("hook", step),
+			l.refused[to.Index] = refused
+			l.log.Info("attached to interface", zap.String("interface", to.Name), zap.Stringer("hook", step),
 				zap.String("refused", refusals(refused)))
 			return dev, nil
 		}
 		refused = append(refused, Refusal{step, err})
 	}
-	if refusals(l.refused[link.Index]) != refusals(refused) {
-		l.log.Warn("cannot attach to interface; using socket timestamps", zap.String("interface", link.Name),
+	if refusals(l.refused[to.Index]) != refusals(refused) {
+		l.log.Warn("cannot attach to interface; using socket timestamps", zap.String("interface", to.Name),
 			zap.String("refused", refusals(refused)))
 	}
-	l.refused[link.Index] = refused
+	l.refused[to.Index] = refused
 	errs := make([]error, len(refused))
 	for i, r := range refused {
 		errs[i] = r.Err
 	}
 	return nil, errors.Join(errs...)
+}
+
+// attachXDP attaches in front of what tc has, or goes down to that. An interface
+// that has refused once is not asked again: its port may go down each time.
+func (l *ladder) attachXDP(to bpf.Device, tc *device) (*device, error) {
+	if dev := l.devices[deviceKey{to.Index, StepXDP}]; dev != nil {
+		return dev, nil
+	}
+	refused := l.refused[to.Index]
+	if i := slices.IndexFunc(refused, func(r Refusal) bool { return r.Step == StepXDP }); i >= 0 {
+		return l.belowXDP(refused[i], tc)
+	}
+	dev, err := l.attachBy(to, StepXDP)
+	if err == nil {
+		l.log.Info("attached to interface", zap.String("interface", to.Name), zap.Stringer("hook", StepXDP))
+		return dev, nil
+	}
+	r := Refusal{StepXDP, err}
+	l.refused[to.Index] = append([]Refusal{r}, refused...)
+	dev, err = l.belowXDP(r, tc)
+	using := StepSocket
+	if dev != nil {
+		using = dev.step
+	}
+	l.log.Warn("cannot attach xdp to interface", zap.String("interface", to.Name), zap.Stringer("using", using), zap.Error(r.Err))
+	return dev, err
+}
+
+// belowXDP is the step down after a refusal: none if a right is missing, which
+// is for the operator to mend.
+func (l *ladder) belowXDP(r Refusal, tc *device) (*device, error) {
+	if errors.Is(r.Err, bpf.ErrPermission) {
+		return nil, r.Err
+	}
+	return tc, nil
+}
+
+func (l *ladder) attachBy(to bpf.Device, step Step) (*device, error) {
+	a, err := l.datapath.Attach(to, step.hook(), filters{})
+	if err != nil {
+		return nil, err
+	}
+	dev := &device{datapath: l.datapath, step: step, attachment: a}
+	l.devices[deviceKey{to.Index, step}] = dev
+	return dev, nil
 }
 
 // forget closes what was attached to interfaces that are gone, and what is
@@ -190,7 +249,7 @@ func (l *ladder) forget(link netns.Link) {
 
 // sweepFilters removes filters that a killed process of ours left on the
 // interface.
-func sweepFilters(log *zap.Logger, link netns.Link) {
+func sweepFilters(log *zap.Logger, link bpf.Device) {
 	removed, err := netns.SweepFilters(link.Index, bpf.FilterOwnerDead)
 	if err != nil {
 		log.Debug("cannot sweep filters", zap.String("interface", link.Name), zap.Error(err))
@@ -208,7 +267,7 @@ func (l *ladder) attachments() []Attachment {
 	var out []Attachment
 	for ifindex, refused := range l.refused {
 		a := Attachment{Interface: l.names[ifindex], Step: StepSocket, Refused: refused}
-		for _, step := range []Step{StepClsact, StepTCX} {
+		for _, step := range []Step{StepClsact, StepTCX, StepXDP} { // the last that there is
 			if l.devices[deviceKey{ifindex, step}] != nil {
 				a.Step = step
 			}

@@ -507,12 +507,12 @@ func reflectorOptions(network string, raw syscall.RawConn) error {
 
 // onLoopback reports whether an interface is the loopback device, which has
 // index 1 in every namespace (LOOPBACK_IFINDEX).
-func (*Reflector) onLoopback(ifindex int) bool { return ifindex == 1 }
+func (*Reflector) onLoopback(ifindex int) bool { return ifindex == loopbackIndex }
 
 // ReflectorCount is how many packets of an interface met a result.
 type ReflectorCount struct {
 	Interface string
-	Mode      Step   // where: tcx, clsact or socket
+	Mode      Step   // where: tcx, clsact, xdp or socket
 	Result    string // of a Result or, in the kernel, a bpf.ReflectVerdict
 	Count     uint64
 }

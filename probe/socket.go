@@ -230,6 +230,7 @@ func (f *hostFlow) register(dev *device, t *target.Target, demanded uint32) erro
 		SlotBase:  f.slotBase,
 		SlotMask:  f.path.mask,
 		Interface: demanded,
+		Device:    uint32(f.ifindex),
 		SSID:      f.path.ssid,
 		Profile:   uint8(f.profile),
 	})

@@ -133,8 +133,10 @@ func TestConfigErrors(t *testing.T) {
 		{"profile", target + ", profile: owamp}\n", []string{`c.yml:2: targets[0].profile: "owamp": expected stamp, twamp-light or doublezero`}},
 		{"listen address", "web:\n  listen:\n  - localhost\n", []string{`c.yml:3: web.listen[0]: "localhost": expected address:port, or :port for every address`}},
 		{"allow", "reflector:\n  allow: [all]\n", []string{`c.yml:2: reflector.allow: "all": expected an IP address, a CIDR, or any`}},
-		{"unknown reflector mode", "reflector: {mode: xdp}\n", []string{
-			`c.yml:1: reflector.mode: "xdp": expected one of auto, tcx, clsact, socket`}},
+		{"unknown reflector mode", "reflector: {mode: generic}\n", []string{
+			`c.yml:1: reflector.mode: "generic": expected one of auto, tcx, clsact, xdp, socket`}},
+		{"sessions in xdp", "reflector: {mode: xdp, stateful: true}\n", []string{
+			`c.yml:1: reflector.mode: "xdp": the kernel keeps no sessions; stateful needs auto or socket`}},
 		{"sessions in the kernel", "reflector: {mode: tcx, stateful: true}\n", []string{
 			`c.yml:1: reflector.mode: "tcx": the kernel keeps no sessions; stateful needs auto or socket`}},
 		{"log level", "log: {level: loud}\n", []string{`c.yml:1: log.level: "loud": expected one of debug, info, warn, error`}},

@@ -98,6 +98,27 @@ func parsePing(t *testing.T, out string) (p pinged) {
 	return p
 }
 
+// Stamped in the driver here, answered in the driver there.
+func TestPingAndReflectByXDP(t *testing.T) {
+	near, far := twoHosts(t)
+	errs, stop := reflectingIn(t, far, "--mode", "xdp", "--interface", "eth1")
+	awaitState(t, "attached", func() bool { return strings.Contains(errs.String(), "the kernel answers") })
+	for _, address := range []string{"10.1.0.2", "2001:db8::2"} {
+		code, out, errs := invoke(t, "ping", "--netns", near.Name, "--json", "-c", "50", "-i", "10ms", "--attach", "xdp", address)
+		if code != 0 || errs != "" {
+			t.Errorf("%s: exit %d, stderr %q", address, code, errs)
+		}
+		if diff := cmp.Diff(map[string]uint64{"xdp": 50}, parsePing(t, out).summary.Timestamps.RX); diff != "" {
+			t.Errorf("%s: rx (-want +got):\n%s", address, diff)
+		}
+	}
+	stop()
+	if said := errs.String(); !strings.Contains(said, `"mode": "xdp", "result": "answered", "count": 100`) &&
+		!strings.Contains(said, `"mode":"xdp","result":"answered","count":100`) {
+		t.Errorf("the kernel did not answer 100 by xdp: %s", said)
+	}
+}
+
 func TestPing(t *testing.T) {
 	near, far := twoHosts(t)
 	reflectingIn(t, far, "--mode", "socket")
@@ -107,6 +128,7 @@ func TestPing(t *testing.T) {
 	}{
 		{[]string{"10.1.0.2"}, "tc_egress", "tc_ingress"},
 		{[]string{"--attach", "clsact", "10.1.0.2"}, "tc_egress", "tc_ingress"},
+		{[]string{"--attach", "xdp", "10.1.0.2"}, "tc_egress", "xdp"},
 		{[]string{"--timestamps", "socket", "10.1.0.2"}, "socket", "socket"},
 		{[]string{"--timestamps", "user", "10.1.0.2"}, "user", "user"},
 		{[]string{"--profile", "twamp-light", "10.1.0.2"}, "tc_egress", "tc_ingress"},

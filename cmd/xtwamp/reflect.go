@@ -39,7 +39,14 @@ a reflector for everybody is still one that others can make send packets.
 Where it can, the kernel answers as packets come in (mode auto: tcx, else
 clsact). That is before any firewall rule: whom --allow names gets answers
 whatever the firewall says. Mode socket obeys it. What the kernel does not
-answer, such as requests with TLVs other than padding, the socket does.`,
+answer, such as requests with TLVs other than padding, the socket does.
+
+Mode xdp answers in the driver (native XDP), else as auto. Many drivers reset
+the port when a first XDP program comes and when the last one goes, also if
+this process is killed: ixgbe, igb, i40e and mlx5 do. On veth it halves TCP
+throughput, and answers get lost unless the far end has an XDP program too. It
+answers at the addresses of the interface and of loopback, on interfaces that
+carry no VLANs.`,
 		Example: `  xtwamp reflect --allow 192.0.2.1 --allow 2001:db8::/64
   xtwamp reflect --listen 192.0.2.2:862 --allow any
   xtwamp reflect --allow 192.0.2.0/24 --interface eth1 --interface eth2
@@ -53,7 +60,7 @@ answer, such as requests with TLVs other than padding, the socket does.`,
 		"interface on which the kernel answers (repeatable); default: those that lead to who is allowed, with any all that are up")
 	f.StringArrayVar(&o.allow, "allow", nil, "address or CIDR that gets answers, or any (repeatable)")
 	f.StringVar(&o.namespace, "netns", "", "network namespace, name or path")
-	f.StringVar(&o.mode, "mode", "auto", "where to answer: auto (tcx, else clsact, else socket), tcx, clsact or socket")
+	f.StringVar(&o.mode, "mode", "auto", "where to answer: auto (tcx, else clsact, else socket), tcx, clsact, xdp or socket")
 	f.BoolVar(&o.stateful, "stateful", false, "number the answers of each session, to tell the direction of loss")
 	return cmd
 }
@@ -118,7 +125,7 @@ func parseReflectorMode(name string, stateful bool) (probe.ReflectorMode, error)
 	if err != nil {
 		return 0, err
 	}
-	if stateful && (mode == probe.ReflectTCX || mode == probe.ReflectClsact) {
+	if stateful && (mode == probe.ReflectTCX || mode == probe.ReflectClsact || mode == probe.ReflectXDP) {
 		return 0, fmt.Errorf("mode %q: the kernel keeps no sessions; stateful needs auto or socket", name)
 	}
 	return mode, nil

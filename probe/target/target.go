@@ -27,11 +27,13 @@ const (
 // Attach says by which hook the kernel half may be attached to an interface.
 type Attach string
 
-// Auto tries tcx, then clsact.
+// Auto tries tcx, then clsact. XDP takes the time of replies in the driver, in
+// front of what auto attaches.
 const (
 	AttachAuto   Attach = "auto"
 	AttachTCX    Attach = "tcx"
 	AttachClsact Attach = "clsact"
+	AttachXDP    Attach = "xdp"
 )
 
 // Names of the wire profiles, as package twamp spells them.
@@ -163,9 +165,9 @@ func (t *Target) Validate() error {
 		bad("timestamps", "%q: expected auto, bpf, socket or user", t.Timestamps)
 	}
 	switch t.Attach {
-	case AttachAuto, AttachTCX, AttachClsact:
+	case AttachAuto, AttachTCX, AttachClsact, AttachXDP:
 	default:
-		bad("attach", "%q: expected auto, tcx or clsact", t.Attach)
+		bad("attach", "%q: expected auto, tcx, clsact or xdp", t.Attach)
 	}
 	return errors.Join(errs...)
 }

@@ -47,7 +47,7 @@ func TestValidate(t *testing.T) {
 		{"dscp 64", func(t *Target) { t.DSCP = 64 }, "dscp", "0 to 63"},
 		{"ttl 0", func(t *Target) { t.TTL = 0 }, "ttl", "1 to 255"},
 		{"timestamps", func(t *Target) { t.Timestamps = "kernel" }, "timestamps", "auto, bpf, socket or user"},
-		{"attach", func(t *Target) { t.Attach = "generic" }, "attach", "auto, tcx or clsact"},
+		{"attach", func(t *Target) { t.Attach = "generic" }, "attach", "auto, tcx, clsact or xdp"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
