@@ -923,14 +923,15 @@ func TestReflectNeverAmplifies(t *testing.T) {
 // A source has a second's worth of requests at once, and then its rate. Nobody
 // else's requests count.
 func TestReflectLimitsEachSource(t *testing.T) {
-	for _, byPrefix := range []bool{false, true} {
+	for _, c := range []struct{ byPrefix, xdp bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
 		cfg := testReflectorConfig
 		cfg.Rate = 5
 		st := newReflectStage(t, cfg)
 		q := baseQuestion(false, false)
+		q.xdp = c.xdp
 		other := netip.MustParseAddr("8.0.0.77")
 		q.peers = append(q.peers, other)
-		if byPrefix {
+		if c.byPrefix {
 			q.peers = nil
 			q.prefixes = []netip.Prefix{netip.MustParsePrefix("8.0.0.0/16")}
 		}
@@ -942,7 +943,7 @@ func TestReflectLimitsEachSource(t *testing.T) {
 		// Each fifth of a second that the loop took brought one more.
 		most := 5 + int((monotonic(t)-start)/200_000_000) + 1
 		if n := got[ReflectAnswered]; n < 5 || n > most || got[ReflectRateLimited] != 50-n {
-			t.Errorf("by prefix %v: %v, want 5 to %d answered and the rest rate_limited", byPrefix, got, most)
+			t.Errorf("%+v: %v, want 5 to %d answered and the rest rate_limited", c, got, most)
 		}
 		q.packet.source = netip.AddrPortFrom(other, 5000)
 		if v := st.ask(t, q).verdict; v != ReflectAnswered {
@@ -982,20 +983,26 @@ func TestReflectStrangersCostNothing(t *testing.T) {
 	cfg := testReflectorConfig
 	cfg.Sources, cfg.Rate = 1, 1
 	st := newReflectStage(t, cfg)
-	q := baseQuestion(false, false)
-	for i := range 2000 {
-		q.packet.source = netip.AddrPortFrom(netip.AddrFrom4([4]byte{9, 9, byte(i >> 8), byte(i)}), 5000)
-		if v := st.ask(t, q).verdict; v != ReflectNotAllowed {
-			t.Fatalf("stranger: %v", v)
+	for _, xdp := range []bool{false, true} {
+		q := baseQuestion(false, false)
+		q.xdp = xdp
+		for i := range 2000 {
+			q.packet.source = netip.AddrPortFrom(netip.AddrFrom4([4]byte{9, 9, byte(i >> 8), byte(i)}), 5000)
+			if v := st.ask(t, q).verdict; v != ReflectNotAllowed {
+				t.Fatalf("stranger: %v", v)
+			}
 		}
-	}
-	q.packet.source = local4
-	if v := st.ask(t, q).verdict; v != ReflectAnswered {
-		t.Errorf("a peer: %v", v)
-	}
-	var key reflectAddress
-	if err := st.objects.Buckets.NextKey(nil, &key); err == nil {
-		t.Errorf("a stranger is remembered: %v", key)
+		q.packet.source = local4
+		if err := st.SetPeers(nil); err != nil { // a full bucket again
+			t.Fatal(err)
+		}
+		if v := st.ask(t, q).verdict; v != ReflectAnswered {
+			t.Errorf("a peer: %v", v)
+		}
+		var key reflectAddress
+		if err := st.objects.Buckets.NextKey(nil, &key); err == nil {
+			t.Errorf("a stranger is remembered: %v", key)
+		}
 	}
 }
 
