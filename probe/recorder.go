@@ -20,7 +20,7 @@ const appendAtMost = 16384
 
 // Log is what a Recorder needs of the store.
 type Log interface {
-	Register(name string, labels map[string]string) (store.Path, error)
+	RegisterAll([]store.Path) ([]store.Path, error)
 	SetOffset(store.Offset)
 	Append([]store.Record) error
 	Maintain() error
@@ -135,12 +135,16 @@ func (r *Recorder) commit() error {
 }
 
 func (r *Recorder) register() error {
-	paths := make([]store.PathID, len(r.cfg.Targets))
+	wanted := make([]store.Path, len(r.cfg.Targets))
 	for i, t := range r.cfg.Targets {
-		p, err := r.cfg.Log.Register(t.Name, t.Labels)
-		if err != nil {
-			return fmt.Errorf("register path %s: %w", t.Name, err)
-		}
+		wanted[i] = store.Path{Name: t.Name, Labels: t.Labels}
+	}
+	registered, err := r.cfg.Log.RegisterAll(wanted)
+	if err != nil {
+		return err
+	}
+	paths := make([]store.PathID, len(registered))
+	for i, p := range registered {
 		paths[i] = p.ID
 	}
 	r.paths = paths

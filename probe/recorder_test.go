@@ -88,9 +88,12 @@ type fakeLog struct {
 	maintain  func()
 }
 
-func (l *fakeLog) Register(name string, _ map[string]string) (store.Path, error) {
-	l.registers++
-	return store.Path{ID: store.PathID(l.registers), Name: name}, nil
+func (l *fakeLog) RegisterAll(paths []store.Path) ([]store.Path, error) {
+	for i := range paths {
+		l.registers++
+		paths[i].ID = store.PathID(l.registers)
+	}
+	return paths, nil
 }
 func (l *fakeLog) SetOffset(store.Offset) {}
 func (l *fakeLog) Maintain() error {

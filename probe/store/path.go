@@ -4,6 +4,7 @@ package store
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -131,50 +132,105 @@ func putPath(tx *transaction, p *path) error {
 
 // Register returns the path with this name, made if it is new; the labels replace those that it had. Both are on disk when it returns.
 func (l *Log) Register(name string, labels map[string]string) (Path, error) {
+	paths, err := l.RegisterAll([]Path{{Name: name, Labels: labels}})
+	if err != nil {
+		return Path{}, err
+	}
+	return paths[0], nil
+}
+
+// registerAtOnce bounds one transaction of RegisterAll, in paths, so that others do not wait for thousands of them.
+const registerAtOnce = 256
+
+// RegisterAll is Register for many paths, in few transactions; it fills in their IDs. After an error some of them may be registered.
+func (l *Log) RegisterAll(wanted []Path) ([]Path, error) {
+	registered := make([]Path, 0, len(wanted))
+	for some := range slices.Chunk(wanted, registerAtOnce) {
+		paths, err := l.register(some)
+		if err != nil {
+			if len(some) == 1 {
+				return nil, fmt.Errorf("register path %s: %w", some[0].Name, err)
+			}
+			return nil, fmt.Errorf("register paths %s to %s: %w", some[0].Name, some[len(some)-1].Name, err)
+		}
+		registered = append(registered, paths...)
+	}
+	return registered, nil
+}
+
+func (l *Log) register(wanted []Path) ([]Path, error) {
 	l.write.Lock()
 	defer l.write.Unlock()
-	if name == "" {
-		return Path{}, fmt.Errorf("register path: no name")
+	if slices.ContainsFunc(wanted, func(p Path) bool { return p.Name == "" }) {
+		return nil, errors.New("no name")
 	}
-	if p := l.names[name]; p != nil && maps.Equal(p.Labels, labels) && l.usable() == nil {
-		return p.public(), nil
-	}
-	if err := l.prepare(transactionPages); err != nil {
-		return Path{}, fmt.Errorf("register path %s: %w", name, err)
-	}
-	p := l.names[name]
-	updated := path{Path: Path{Name: name, Labels: maps.Clone(labels)}}
-	if p != nil {
-		updated = *p
-		updated.Labels = maps.Clone(labels)
-	} else {
-		if len(l.paths) > math.MaxUint32 {
-			return Path{}, fmt.Errorf("register path %s: too many paths", name)
+	if l.usable() != nil || len(l.unregistered(wanted)) > 0 {
+		if err := l.update(wanted); err != nil {
+			return nil, err
 		}
-		updated.ID = PathID(len(l.paths))
-		updated.first, updated.folded, updated.next = l.base, l.base, l.base
 	}
-	changes := l.subscribe(&updated)
+	registered := make([]Path, len(wanted))
+	for i, w := range wanted {
+		registered[i] = l.names[w.Name].public()
+	}
+	return registered, nil
+}
+
+// update makes the wanted paths what they are to be. The caller holds l.write.
+func (l *Log) update(wanted []Path) error {
+	if err := l.prepare(transactionPages + l.pathPages(len(wanted)) + len(wanted)/4); err != nil {
+		return err
+	}
+	updated := l.unregistered(wanted)
+	if int64(len(l.paths)+len(updated)) > math.MaxUint32 {
+		return errors.New("too many paths")
+	}
+	changes := l.subscribe(updated)
 	err := l.commit("register", func(tx *transaction) error {
-		if err := putPath(tx, &updated); err != nil {
-			return err
+		for _, p := range updated {
+			if err := putPath(tx, p); err != nil {
+				return err
+			}
 		}
 		return l.putSinks(tx, changes)
 	})
 	if err != nil {
-		return Path{}, fmt.Errorf("register path %s: %w", name, err)
+		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if p != nil {
-		p.Labels = updated.Labels
-	} else {
-		p = &updated
-		l.paths = append(l.paths, p)
-		l.names[name] = p
+	for _, u := range updated {
+		if p := l.names[u.Name]; p != nil {
+			p.Labels = u.Labels
+			continue
+		}
+		l.paths = append(l.paths, u)
+		l.names[u.Name] = u
 	}
 	l.applySinks(changes)
-	return p.public(), nil
+	return nil
+}
+
+// unregistered returns what the wanted paths that are new or have other labels are to become. The caller holds l.write.
+func (l *Log) unregistered(wanted []Path) (updated []*path) {
+	id := PathID(len(l.paths))
+	seen := make(map[string]bool, len(wanted))
+	for _, w := range wanted {
+		p := l.names[w.Name]
+		if seen[w.Name] || p != nil && maps.Equal(p.Labels, w.Labels) {
+			continue
+		}
+		seen[w.Name] = true
+		u := &path{Path: Path{ID: id, Name: w.Name}, first: l.base, folded: l.base, next: l.base}
+		if p != nil {
+			*u = *p
+		} else {
+			id++
+		}
+		u.Labels = maps.Clone(w.Labels)
+		updated = append(updated, u)
+	}
+	return updated
 }
 
 // Paths returns every path that was ever registered, by ID.

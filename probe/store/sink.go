@@ -295,14 +295,17 @@ func subscribe(c *sinkChange, p *path, takes bool, start uint64) {
 	}
 }
 
-// subscribe returns what changes for the sinks when p is registered or gets other labels.
-func (l *Log) subscribe(p *path) (changes []*sinkChange) {
+// subscribe returns what changes for the sinks when paths are registered or get other labels.
+func (l *Log) subscribe(paths []*path) (changes []*sinkChange) {
 	for _, s := range l.sinks {
 		if s.takes == nil {
 			continue
 		}
 		c := changeOf(s)
-		if subscribe(c, p, s.takes(p.public()), p.next); len(c.positions) > 0 || len(c.gone) > 0 {
+		for _, p := range paths {
+			subscribe(c, p, s.takes(p.public()), p.next)
+		}
+		if len(c.positions) > 0 || len(c.gone) > 0 {
 			changes = append(changes, c)
 		}
 	}
