@@ -3,6 +3,22 @@
 #ifndef XTWAMP_RECORD_H
 #define XTWAMP_RECORD_H
 
+/*
+ * Of a reader that looks by itself every now and then: how many bytes of
+ * records wake it all the same. 0: of one that sleeps until there is a record.
+ */
+volatile const __u32 wake_at = 0;
+
+/* Waking a reader costs more than all else that is done to a packet. */
+static __always_inline __u64 wakeup(void)
+{
+	if (!wake_at)
+		return 0; /* the kernel wakes a reader that had read everything */
+	if (bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) < wake_at)
+		return BPF_RB_NO_WAKEUP;
+	return BPF_RB_FORCE_WAKEUP;
+}
+
 /* What a reply says beyond its first REPLY_MIN bytes, and where it came in. */
 struct arrival {
 	__u64 time;
@@ -70,13 +86,13 @@ static __always_inline enum verdict record(struct sample *slot, const struct rep
 		*copy = *slot;
 		fill(copy, r, f, a);
 		copy->flags = a->flags | SAMPLE_DUPLICATE;
-		bpf_ringbuf_submit(copy, 0);
+		bpf_ringbuf_submit(copy, wakeup());
 		return VERDICT_DUPLICATE;
 	}
 	fill(slot, r, f, a);
 	barrier(); /* who finds the flag finds the rest */
 	slot->flags = a->flags;
-	if (bpf_ringbuf_output(&events, slot, sizeof(*slot), 0))
+	if (bpf_ringbuf_output(&events, slot, sizeof(*slot), wakeup()))
 		return VERDICT_RING_FULL;
 	return VERDICT_ANSWERED;
 }

@@ -121,6 +121,7 @@ const (
 	xtwampVarCountForeign   = "count_foreign"
 	xtwampVarLinkHeader     = "link_header"
 	xtwampVarPorts          = "ports"
+	xtwampVarWakeAt         = "wake_at"
 )
 
 // loadXtwamp returns the embedded CollectionSpec for xtwamp.
@@ -187,6 +188,7 @@ type xtwampVariableSpecs struct {
 	CountForeign *ebpf.VariableSpec `ebpf:"count_foreign"`
 	LinkHeader   *ebpf.VariableSpec `ebpf:"link_header"`
 	Ports        *ebpf.VariableSpec `ebpf:"ports"`
+	WakeAt       *ebpf.VariableSpec `ebpf:"wake_at"`
 }
 
 // xtwampObjects contains all objects after they have been loaded into the kernel.
@@ -231,6 +233,7 @@ type xtwampVariables struct {
 	CountForeign *ebpf.Variable `ebpf:"count_foreign"`
 	LinkHeader   *ebpf.Variable `ebpf:"link_header"`
 	Ports        *ebpf.Variable `ebpf:"ports"`
+	WakeAt       *ebpf.Variable `ebpf:"wake_at"`
 }
 
 // xtwampPrograms contains all programs after they have been loaded into the kernel.

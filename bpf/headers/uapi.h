@@ -41,6 +41,13 @@ enum bpf_map_type {
 
 #define BPF_NOEXIST 1 /* of an update */
 
+enum { /* bpf_ringbuf_output, bpf_ringbuf_submit */
+	BPF_RB_NO_WAKEUP = 1,
+	BPF_RB_FORCE_WAKEUP = 2,
+};
+
+enum { BPF_RB_AVAIL_DATA = 0 }; /* bpf_ringbuf_query */
+
 #define BPF_F_RECOMPUTE_CSUM 1	       /* bpf_skb_store_bytes */
 #define BPF_F_MARK_MANGLED_0 (1U << 5) /* bpf_l4_csum_replace */
 
