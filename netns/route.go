@@ -21,7 +21,6 @@ var ErrNoRoute = errors.New("no route")
 type Route struct {
 	Link   int        // index of the egress interface
 	Source netip.Addr // that the packet would carry; invalid if the kernel names none
-	MTU    int        // largest IP packet in bytes: the smaller one of route and interface
 }
 
 // RouteTo asks the kernel which way a packet to dst would take from the namespace of the calling thread. An invalid src
@@ -67,13 +66,6 @@ func routeTo(dst, src netip.Addr, oif int) (Route, error) {
 	if src.IsValid() {
 		route.Source = src // the kernel does not repeat it
 	}
-	link, err := LinkByIndex(route.Link)
-	if err != nil {
-		return Route{}, err
-	}
-	if route.MTU == 0 || route.MTU > link.MTU {
-		route.MTU = link.MTU
-	}
 	return route, nil
 }
 
@@ -104,16 +96,6 @@ func parseRoute(b []byte) (Route, error) {
 			route.Link = int(binary.NativeEndian.Uint32(a.Value))
 		case unix.RTA_PREFSRC:
 			route.Source, _ = netip.AddrFromSlice(a.Value)
-		case unix.RTA_METRICS:
-			metrics, err := nl.ParseRouteAttr(a.Value)
-			if err != nil {
-				return Route{}, fmt.Errorf("parse route metrics: %w", err)
-			}
-			for _, m := range metrics {
-				if m.Attr.Type == unix.RTAX_MTU {
-					route.MTU = int(binary.NativeEndian.Uint32(m.Value))
-				}
-			}
 		}
 	}
 	return route, nil
