@@ -4,7 +4,6 @@ package probe
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -53,32 +52,32 @@ type Engine struct {
 	clock clock
 	net   network
 	wake  chan struct{} // has room for one: the scheduler has to look again
+	slot  time.Duration // what is due within one is handled together; 0: each by itself
 
 	mu          sync.Mutex
 	paths       []*path
-	queue       byWake
+	queue       queue
 	packet      []byte // of the probe being sent
 	stopping    bool
 	opens       chan openRequest // of targets with an address
 	lookups     chan openRequest // of targets with a name
 	state       ClockState
-	stamps      map[stampKey]uint64
+	stamps      map[string]*stampCounts // by name of interface
 	unmatched   uint64
 	clockSteps  uint64
 	skipped     uint64
 	skippedTold time.Time
 }
 
-type stampKey struct {
-	iface  string
-	tx     bool
-	source store.Source
+// stampCounts is how many time stamps came from each source.
+type stampCounts struct {
+	tx, rx [store.User + 1]uint64
 }
 
 // New makes an engine; it does nothing until Run. Targets must be valid, with
 // names that differ.
 func New(cfg Config) (*Engine, error) {
-	e := newEngine(cfg, systemClock{})
+	e := newEngine(cfg, newSystemClock())
 	if err := e.setTargets(cfg.Targets); err != nil {
 		return nil, err
 	}
@@ -101,7 +100,7 @@ func newEngine(cfg Config, c clock) *Engine {
 		log:    cfg.Logger,
 		clock:  c,
 		wake:   make(chan struct{}, 1),
-		stamps: make(map[stampKey]uint64),
+		stamps: make(map[string]*stampCounts),
 		state:  c.state(),
 	}
 }
@@ -127,9 +126,18 @@ func (e *Engine) setTargets(targets []target.Target) error {
 		e.paths = append(e.paths, p)
 	}
 	e.packet = make([]byte, largest)
+	if target.Rate(targets) >= slotsFrom {
+		e.slot = slot
+	}
+	literals := 0
+	for _, p := range e.paths {
+		if p.literal {
+			literals++
+		}
+	}
 	// Room for each path: one open at a time.
-	e.opens = make(chan openRequest, len(e.paths))
-	e.lookups = make(chan openRequest, len(e.paths))
+	e.opens = make(chan openRequest, literals)
+	e.lookups = make(chan openRequest, len(e.paths)-literals)
 	return nil
 }
 
@@ -163,12 +171,12 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 
 	e.mu.Lock()
+	e.queue = newQueue(len(e.paths))
 	now := e.clock.mono()
 	for _, p := range e.paths {
 		p.beginBy = now + int64(beginWithin)
 		e.requestOpen(p)
-		p.plan()
-		heap.Push(&e.queue, p)
+		e.replan(p)
 	}
 	e.mu.Unlock()
 	e.schedule(ctx)
@@ -188,6 +196,10 @@ func (e *Engine) Run(ctx context.Context) error {
 }
 
 const (
+	// slotsFrom is the rate in probes per second from which on it is cheaper to
+	// wake up for each slot than for each probe and each reply.
+	slotsFrom = 1000
+	slot      = 10 * time.Millisecond
 	// openers is how many paths of a kind are opened at once.
 	openers = 4
 	// beginWithin is how long a path's schedule waits for its first way.
@@ -228,9 +240,8 @@ func (e *Engine) schedule(ctx context.Context) {
 		if !left {
 			return
 		}
-		wait := min(max(next, 0), idle)
-		e.cfg.Beat(wait)
-		timer.Reset(wait)
+		e.cfg.Beat(next)
+		timer.Reset(next)
 		select {
 		case <-timer.C:
 		case <-e.wake:
@@ -243,12 +254,22 @@ func (e *Engine) schedule(ctx context.Context) {
 	}
 }
 
-// tick acts on every path that is due. It returns how long until the next one
-// is, and whether anything is left to do at all.
+// tickAtMost is how many paths act before others get hold of the engine.
+const tickAtMost = 256
+
+// tick acts on paths that are due, first the one that is so for longest. It returns how long until
+// the next one is, and whether anything is left to do at all.
 func (e *Engine) tick() (time.Duration, bool) {
 	now := e.clock.mono()
-	for len(e.queue) > 0 && e.queue[0].wake <= now {
-		p := e.queue[0]
+	for range tickAtMost {
+		i, at := e.queue.next()
+		if at > now {
+			if e.finished() {
+				return 0, false
+			}
+			return time.Duration(min(e.slotEnd(at)-now, int64(idle))), true
+		}
+		p := e.paths[i]
 		e.expire(p, now)
 		if !p.scheduled && !e.cfg.AtOnce && p.beginBy <= now {
 			e.begin(p, now)
@@ -259,17 +280,19 @@ func (e *Engine) tick() (time.Duration, bool) {
 		if p.scheduled && p.remaining > 0 && p.due <= now {
 			e.fire(p, now)
 		}
-		p.plan()
-		heap.Fix(&e.queue, 0)
+		e.replan(p)
 		now = e.clock.mono()
 	}
-	switch {
-	case e.finished():
-		return 0, false
-	case len(e.queue) == 0:
-		return idle, true
+	return 0, true
+}
+
+// slotEnd is when to act on what is due at that time: then, or at the end of its
+// slot. A probe may so leave up to a slot late; it is dated when it leaves.
+func (e *Engine) slotEnd(at int64) int64 {
+	if e.slot == 0 || at == never {
+		return at
 	}
-	return time.Duration(e.queue[0].wake - now), true
+	return (at + int64(e.slot) - 1) / int64(e.slot) * int64(e.slot)
 }
 
 // finished reports whether nothing is left to send or to wait for. An engine
@@ -288,10 +311,12 @@ func (e *Engine) finished() bool {
 
 // changed lets the scheduler look at p again at once.
 func (e *Engine) changed(p *path) {
-	p.plan()
-	heap.Fix(&e.queue, p.heapSlot)
+	e.replan(p)
 	e.wakeUp()
 }
+
+// replan finds p its place in the queue again.
+func (e *Engine) replan(p *path) { e.queue.set(p.index, p.turn()) }
 
 func (e *Engine) wakeUp() {
 	select {
@@ -305,9 +330,8 @@ func (e *Engine) stop() {
 	e.stopping = true
 	for _, p := range e.paths {
 		p.remaining, p.reopenAt = 0, 0
-		p.plan()
+		e.replan(p)
 	}
-	heap.Init(&e.queue)
 }
 
 // fire sends the probe of p that is due at or before now, and sets when the
@@ -488,8 +512,7 @@ func (e *Engine) received(p *path, r reply) {
 	}
 	e.answered(p, pr)
 	e.handOn(p)
-	p.plan()
-	heap.Fix(&e.queue, p.heapSlot)
+	e.replan(p)
 	if p.finished() {
 		e.wakeUp()
 	}
@@ -570,15 +593,11 @@ func (e *Engine) giveUp(p *path, pr *probe) {
 // handOn emits the finished probes at the front of p's window, in order.
 func (e *Engine) handOn(p *path) {
 	for pr := p.oldest(); pr != nil && pr.done; pr = p.oldest() {
-		if pr.txSource != store.NoSource {
-			e.stamps[stampKey{pr.flow.Interface, true, pr.txSource}]++
-		}
-		if pr.rxSource != store.NoSource {
-			e.stamps[stampKey{pr.flow.Interface, false, pr.rxSource}]++
-		}
 		e.cfg.Emit(p.index, pr.sample())
 		p.head++
 		if f := pr.flow; f != nil {
+			f.stamps.tx[pr.txSource]++
+			f.stamps.rx[pr.rxSource]++
 			f.inFlight--
 			if f.retired && f.inFlight == 0 {
 				f.close()
@@ -661,7 +680,10 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 	}
 	before := p.flow
 	e.retire(p)
-	p.flow = &openFlow{flow: f, FlowInfo: info}
+	if e.stamps[info.Interface] == nil {
+		e.stamps[info.Interface] = new(stampCounts)
+	}
+	p.flow = &openFlow{flow: f, FlowInfo: info, stamps: e.stamps[info.Interface]}
 	p.want.current = info.Remote.Addr()
 	p.want.noBPF = false
 	p.reason = store.NoReason

@@ -33,7 +33,8 @@ type hostNetwork struct {
 	ladder   *ladder
 
 	epoll, wakeup int
-	flows         map[int32]*hostFlow // by file descriptor; Engine.mu
+	flows         map[int32]*hostFlow   // by file descriptor; Engine.mu
+	links         map[string]*linkState // by name of interface; Engine.mu
 	keysMu        sync.Mutex
 	keys          map[bpf.Key]*hostFlow // who registered a key with the kernel half last
 	buf, oob      []byte                // of the epoll loop and settle; Engine.mu
@@ -51,6 +52,7 @@ func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
 		epoll:    -1,
 		wakeup:   -1,
 		flows:    make(map[int32]*hostFlow),
+		links:    make(map[string]*linkState),
 		keys:     make(map[bpf.Key]*hostFlow),
 		buf:      make([]byte, 1<<16),
 		oob:      make([]byte, 512),
@@ -187,6 +189,9 @@ func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo
 	}
 	var f *hostFlow
 	err = n.ns.Do(func() (err error) {
+		if req.refresh && remote == req.current && n.unchanged(req) {
+			return errUnchanged
+		}
 		f, err = n.openIn(req, remote)
 		return err
 	})
@@ -235,14 +240,13 @@ func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr,
 // openIn opens a flow to remote from within the namespace.
 func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, err error) {
 	t := &req.target
-	var oif int
+	var link netns.Link
 	if name := cmp.Or(t.Interface, remote.Zone(), t.Source.Zone()); name != "" {
-		link, err := netns.LinkByName(name)
-		if err != nil {
+		if link, err = netns.LinkByName(name); err != nil {
 			return nil, down(store.NoInterface, "%w", err)
 		}
-		oif = link.Index
 	}
+	oif := link.Index // 0: whichever the route says
 	route, err := netns.RouteTo(remote, t.Source, oif)
 	if err != nil {
 		reason := store.NoRoute
@@ -251,12 +255,10 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 		}
 		return nil, down(reason, "%w", err)
 	}
-	link, err := netns.LinkByIndex(route.Link)
-	if err != nil {
-		return nil, down(store.NoInterface, "%w", err)
-	}
-	if req.refresh && remote == req.current && n.unchanged(req.path, link.Index) {
-		return nil, errUnchanged
+	if route.Link != link.Index {
+		if link, err = netns.LinkByIndex(route.Link); err != nil {
+			return nil, down(store.NoInterface, "%w", err)
+		}
 	}
 
 	f := &hostFlow{
@@ -264,6 +266,7 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 		path:    req.path,
 		profile: req.path.profile,
 		fd:      -1,
+		oif:     oif,
 		ifindex: link.Index,
 		info: FlowInfo{
 			Remote:    netip.AddrPortFrom(remote, t.Port),
@@ -310,15 +313,22 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif
 	return f.register(dev, &req.target, uint32(oif))
 }
 
-// unchanged reports whether the path's flow still leaves by that interface.
-func (n *hostNetwork) unchanged(p *path, ifindex int) bool {
+// unchanged reports whether the path's flow is still the way to its address.
+// It is called within the namespace, once a minute for each path: where there
+// are thousands, asking for more than the route would be felt.
+func (n *hostNetwork) unchanged(req openRequest) bool {
 	n.engine.mu.Lock()
-	defer n.engine.mu.Unlock()
-	if p.flow == nil {
+	var f *hostFlow
+	if req.path.flow != nil {
+		f, _ = req.path.flow.flow.(*hostFlow)
+	}
+	alive := f != nil && f.alive()
+	n.engine.mu.Unlock()
+	if !alive {
 		return false
 	}
-	f, ok := p.flow.flow.(*hostFlow)
-	return ok && f.ifindex == ifindex && f.alive()
+	route, err := netns.RouteTo(req.current, req.target.Source, f.oif)
+	return err == nil && route.Link == f.ifindex
 }
 
 // watch lets the epoll loop read f.
@@ -330,6 +340,10 @@ func (n *hostNetwork) watch(f *hostFlow) error {
 		return fmt.Errorf("watch socket: %w", err)
 	}
 	n.flows[int32(f.fd)] = f
+	if f.link = n.links[f.info.Interface]; f.link == nil {
+		f.link = new(linkState)
+		n.links[f.info.Interface] = f.link
+	}
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -108,10 +109,7 @@ func newLadder(e *Engine, ns *netns.Namespace) *ladder {
 // load loads the kernel half, once; nil if the kernel does not allow it.
 func (l *ladder) load() *bpf.Datapath {
 	l.once.Do(func() {
-		slots := l.engine.slots()
-		// Room for the flow in use and retired ones of each path.
-		flows := 4 * max(len(l.engine.paths), 16)
-		dp, err := l.loadDatapath(bpf.Config{Slots: slots, Paths: flows, RingBytes: 1 << 20})
+		dp, err := l.loadDatapath(l.config())
 		if err != nil {
 			l.log.Warn("the kernel half cannot be loaded; using socket timestamps", zap.Error(err))
 		}
@@ -120,6 +118,24 @@ func (l *ladder) load() *bpf.Datapath {
 		l.mu.Unlock()
 	})
 	return l.datapath
+}
+
+// config sizes the kernel half by the targets, which an engine has for life.
+func (l *ladder) config() bpf.Config {
+	const (
+		// What a ring that nobody reads holds, between bounds: beyond it there
+		// are still the slots.
+		ringHolds          = 4 * time.Second
+		ringLeast, ringMax = 64 << 10, 16 << 20
+	)
+	perSecond := target.Rate(l.engine.cfg.Targets)
+	return bpf.Config{
+		Slots: l.engine.slots(),
+		// Room for the flow in use and retired ones of each path.
+		Paths:     4 * max(len(l.engine.paths), 16),
+		RingBytes: int(min(max(perSecond*ringHolds.Seconds()*float64(bpf.EventBytes), ringLeast), ringMax)),
+		Batch:     l.engine.slot,
+	}
 }
 
 // attach gives the device of link with the kernel half attached by the best

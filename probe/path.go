@@ -36,14 +36,9 @@ const (
 
 // path is one target being measured. All of it is guarded by Engine.mu.
 type path struct {
-	target  target.Target
-	profile twamp.Profile
-	index   int
-	// slotBase is the first of the path's slots in the kernel.
-	slotBase uint32
-	// ssid is its STAMP session identifier (RFC 8972), never 0. A flow that
-	// replaces another has the same, so that replies to either are taken.
-	ssid uint16
+	// What each probe and reply needs lies together: with thousands of paths
+	// most of it has to be fetched from memory each time.
+	index int
 
 	// window holds the last probes, each at seq & mask. Those from head to
 	// next-1 have not been handed on.
@@ -52,29 +47,32 @@ type path struct {
 	head, next uint32
 	nextSeq    uint32 // RFC 4737 NextExp: one beyond the highest reply so far
 
-	flow     *openFlow    // nil while the path cannot be used
-	reason   store.Reason // why there is no flow
-	bypasses int          // flows given up because replies bypassed the kernel half
-
+	flow      *openFlow // nil while the path cannot be used
 	scheduled bool
+	opening   bool
+	again     bool   // to be opened anew when the present attempt is over
+	literal   bool   // the target's address needs no lookup
 	due       int64  // CLOCK_MONOTONIC of the next probe, once scheduled
 	remaining uint64 // probes still to send
+	reopenAt  int64  // CLOCK_MONOTONIC of the next attempt to open; 0: none
+	troubles  uint64 // since it last worked
+	counters  Counters
 
-	literal  bool  // the target's address needs no lookup
-	beginBy  int64 // CLOCK_MONOTONIC at which it is scheduled, open or not
-	opening  bool
-	again    bool  // to be opened anew when the present attempt is over
-	openedAt int64 // CLOCK_MONOTONIC of the last attempt to open; 0: none yet
-	reopenAt int64 // CLOCK_MONOTONIC of the next attempt to open; 0: none
+	target  target.Target
+	profile twamp.Profile
+	// slotBase is the first of the path's slots in the kernel.
+	slotBase uint32
+	// ssid is its STAMP session identifier (RFC 8972), never 0. A flow that
+	// replaces another has the same, so that replies to either are taken.
+	ssid uint16
+
+	reason   store.Reason // why there is no flow
+	bypasses int          // flows given up because replies bypassed the kernel half
+	beginBy  int64        // CLOCK_MONOTONIC at which it is scheduled, open or not
+	openedAt int64        // CLOCK_MONOTONIC of the last attempt to open; 0: none yet
 	want     openRequest
 
-	troubles                               uint64 // since it last worked
 	troubleSince, troubleLast, troubleTold time.Time
-
-	wake     int64 // CLOCK_MONOTONIC at which the path wants the scheduler
-	heapSlot int
-
-	counters Counters
 }
 
 // Counters counts a path's probes since the engine was made.
@@ -95,6 +93,7 @@ type Counters struct {
 type openFlow struct {
 	flow
 	FlowInfo
+	stamps   *stampCounts
 	inFlight int
 	retired  bool // replaced; closes when nothing is in flight
 	losses   int  // in a row
@@ -210,41 +209,20 @@ func (p *path) reordered(seq uint32) bool {
 	return true
 }
 
-// plan sets when the path wants the scheduler next.
-func (p *path) plan() {
-	const never = int64(^uint64(0) >> 1)
-	p.wake = never
+// turn is when the path wants the scheduler next.
+func (p *path) turn() int64 {
+	at := never
 	if p.scheduled && p.remaining > 0 {
-		p.wake = min(p.wake, p.due)
+		at = min(at, p.due)
 	}
 	if pr := p.oldest(); pr != nil {
-		p.wake = min(p.wake, pr.sent+int64(p.target.Expiry()))
+		at = min(at, pr.sent+int64(p.target.Expiry()))
 	}
 	if !p.scheduled && p.remaining > 0 && p.beginBy != 0 {
-		p.wake = min(p.wake, p.beginBy)
+		at = min(at, p.beginBy)
 	}
 	if p.reopenAt != 0 && !p.opening && p.remaining > 0 {
-		p.wake = min(p.wake, p.reopenAt)
+		at = min(at, p.reopenAt)
 	}
-}
-
-// byWake is a heap of paths, the next to act first (container/heap).
-type byWake []*path
-
-func (h byWake) Len() int           { return len(h) }
-func (h byWake) Less(i, j int) bool { return h[i].wake < h[j].wake }
-func (h byWake) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].heapSlot, h[j].heapSlot = i, j
-}
-func (h *byWake) Push(x any) {
-	p := x.(*path)
-	p.heapSlot = len(*h)
-	*h = append(*h, p)
-}
-func (h *byWake) Pop() any {
-	old := *h
-	p := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return p
+	return at
 }

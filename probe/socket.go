@@ -27,22 +27,25 @@ type hostFlow struct {
 	path    *path
 	profile twamp.Profile
 	fd      int
-	ifindex int
+	oif     int // index of the interface that was asked for; 0: any
+	ifindex int // of the one that the packets leave by
 	info    FlowInfo
 
 	datapath *bpf.Datapath // nil unless the step is a BPF one
 	key      bpf.Key
 	slotBase uint32
 
-	// CLOCK_MONOTONIC of the last look for a carrier, and of the last that
-	// found none.
-	lookedAt, withoutAt int64
+	link *linkState // of the interface; set before the first probe
 
 	// sent holds the sequence number of the probe that the kernel's stamp
 	// number n belongs to (SOF_TIMESTAMPING_OPT_ID), at n % len.
 	sent   []uint32
 	nextID uint32
 }
+
+// linkState is what the flows that leave by one interface know of its carrier:
+// CLOCK_MONOTONIC of the last look for it, and of the last that found none.
+type linkState struct{ lookedAt, withoutAt int64 }
 
 // Largest UDP payload that the kernel half reads, in bytes: beyond it the
 // checksum would cost too much there.
@@ -85,7 +88,7 @@ func (f *hostFlow) connect(t *target.Target, oif int) error {
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return down(store.NoRoute, "open socket: %w", err)
+		return down(reasonOf(err), "open socket: %w", err)
 	}
 	f.fd = fd
 	type option struct {
@@ -285,10 +288,12 @@ func (f *hostFlow) ready() error {
 }
 
 // send transmits one probe. An error that the socket holds belongs to an
-// earlier probe (ICMP, RFC 1122 4.1.3.3) and is cleared first; one that comes
-// up in between may too, so such a send is tried once more.
+// earlier probe (ICMP, RFC 1122 4.1.3.3). The send that it fails takes it away,
+// so what is not for want of buffers is tried once more.
 func (f *hostFlow) send(packet []byte, seq uint32) error {
-	_, _ = unix.GetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if f.sent != nil { // a failed send costs the numbers: clear the way
+		_, _ = unix.GetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	}
 	err := unix.Send(f.fd, packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	// Kernels differ in whether a failed send uses up a number. Without the
 	// numbers, stamps are of no use: let the path have a fresh socket.
@@ -296,7 +301,7 @@ func (f *hostFlow) send(packet []byte, seq uint32) error {
 	if unnumbered {
 		f.sent = nil
 	}
-	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EPROTO) {
+	if err != nil && reasonOf(err) != store.NoBuffer {
 		err = unix.Send(f.fd, packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	}
 	if err == nil {
@@ -329,7 +334,8 @@ func reasonOf(err error) store.Reason {
 		return store.TooBig
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return store.Permission
-	case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
+	case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM),
+		errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return store.NoBuffer
 	default:
 		return store.NoRoute
@@ -342,10 +348,10 @@ func reasonOf(err error) store.Reason {
 // namespace is the right one; this takes none of the kernel's big locks.
 func (f *hostFlow) carrier() bool {
 	now := f.network.engine.clock.mono()
-	if now-f.lookedAt < int64(carrierEvery) && now-f.withoutAt >= int64(carrierEvery) {
+	if now-f.link.lookedAt < int64(carrierEvery) && now-f.link.withoutAt >= int64(carrierEvery) {
 		return true
 	}
-	f.lookedAt = now
+	f.link.lookedAt = now
 	ifr, err := unix.NewIfreq(f.info.Interface)
 	if err != nil || unix.IoctlIfreq(f.fd, unix.SIOCGIFFLAGS, ifr) != nil {
 		return true // gone altogether: sending will say so
@@ -354,7 +360,7 @@ func (f *hostFlow) carrier() bool {
 	if ifr.Uint16()&running == running {
 		return true
 	}
-	f.withoutAt = now
+	f.link.withoutAt = now
 	return false
 }
 
@@ -364,9 +370,9 @@ func (f *hostFlow) carrier() bool {
 func (f *hostFlow) changingCarrier() bool {
 	now := f.network.engine.clock.mono()
 	if !hasCarrier(f.fd, f.info.Interface) {
-		f.withoutAt = now
+		f.link.withoutAt = now
 	}
-	return f.withoutAt != 0 && now-f.withoutAt < int64(carrierSettles)
+	return f.link.withoutAt != 0 && now-f.link.withoutAt < int64(carrierSettles)
 }
 
 // hasCarrier asks the driver, which knows before the interface's flags do; an

@@ -65,8 +65,14 @@ type Stats struct {
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	s := Stats{Clock: e.state, Unmatched: e.unmatched, ClockSteps: e.clockSteps}
-	for k, n := range e.stamps {
-		s.Stamps = append(s.Stamps, StampCount{k.iface, k.tx, k.source, n})
+	for iface, counts := range e.stamps {
+		for source := store.NoSource + 1; source <= store.User; source++ {
+			for _, c := range []StampCount{{iface, true, source, counts.tx[source]}, {iface, false, source, counts.rx[source]}} {
+				if c.Count > 0 {
+					s.Stamps = append(s.Stamps, c)
+				}
+			}
+		}
 	}
 	e.mu.Unlock()
 	if h, ok := e.net.(*hostNetwork); ok {

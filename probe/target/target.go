@@ -192,6 +192,14 @@ func (t *Target) PayloadSize() int {
 // Expiry is how long after it was sent the outcome of a probe is final.
 func (t *Target) Expiry() time.Duration { return t.Timeout + t.LateWindow }
 
+// Rate is how many probes per second targets call for together.
+func Rate(targets []Target) (perSecond float64) {
+	for _, t := range targets {
+		perSecond += float64(time.Second) / float64(t.Interval)
+	}
+	return perSecond
+}
+
 // CatchUp is for how much of its schedule, at least, an engine that was held up
 // makes up afterwards.
 const CatchUp = 100 * time.Millisecond
