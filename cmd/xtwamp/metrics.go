@@ -13,15 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/xtwamp/xtwamp/probe"
-	"github.com/xtwamp/xtwamp/probe/store"
-	"github.com/xtwamp/xtwamp/probe/target"
 )
-
-// rttBuckets are the classic buckets of RTT histograms, in seconds.
-var rttBuckets = []float64{
-	5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6,
-	1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1,
-}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("xtwamp_"+name, help, labels, nil)
@@ -70,40 +62,10 @@ var (
 )
 
 // newRegistry makes a registry of its own for d.
-func (d *daemon) newRegistry(targets []target.Target) *prometheus.Registry {
+func (d *daemon) newRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{daemon: d})
-	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "xtwamp_" + name, Help: help, Buckets: buckets,
-			NativeHistogramBucketFactor:     1.1,
-			NativeHistogramMaxBucketNumber:  100,
-			NativeHistogramMinResetDuration: time.Hour,
-		}, []string{"path"})
-	}
-	rtt := histogram("round_trip_time_seconds", "Round-trip time, T4 - T1 (RFC 2681), the far side's dwell included.", rttBuckets)
-	dwell := histogram("reflector_dwell_seconds", "How long the far side held probes, T3 - T2.", nil)
-	r.MustRegister(dwell)
-	if d.cfg.Web.PerPathHistograms {
-		r.MustRegister(rtt)
-	}
-	d.observe = make([]func(store.Sample), len(targets))
-	for i, t := range targets {
-		observeRTT := rtt.WithLabelValues(t.Name)
-		var observeDwell prometheus.Observer // appears with the first value
-		d.observe[i] = func(s store.Sample) {
-			if s.Outcome != store.OnTime && s.Outcome != store.Late {
-				return
-			}
-			observeRTT.Observe(float64(s.RTT) / 1e9)
-			if s.HasDwell {
-				if observeDwell == nil {
-					observeDwell = dwell.WithLabelValues(t.Name)
-				}
-				observeDwell.Observe(float64(s.Dwell) / 1e9)
-			}
-		}
-	}
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		&collector{daemon: d}, d.histograms)
 	return r
 }
 

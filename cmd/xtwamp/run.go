@@ -24,6 +24,7 @@ import (
 	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/probe"
 	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
 	"github.com/xtwamp/xtwamp/submit"
 	"github.com/xtwamp/xtwamp/submit/file"
 )
@@ -79,7 +80,7 @@ type daemon struct {
 	registry   *prometheus.Registry
 	supervisor *supervisor
 	loops      *loops
-	observe    []func(store.Sample) // by path: feeds the histograms
+	histograms *histograms
 
 	store     atomic.Pointer[store.Log]      // nil until it is open
 	recorder  atomic.Pointer[probe.Recorder] // nil until the store is open
@@ -116,20 +117,18 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 			d.addresses[i] = a
 		}
 	}
-	d.registry = d.newRegistry(targets)
-	perSecond := 0.0
-	for _, t := range targets {
-		perSecond += float64(time.Second) / float64(t.Interval)
-	}
-	d.ring = probe.NewRing(max(1<<16, int(120*perSecond)))
+	// A fault in metrics must not reach the core; it is counted.
+	guard := func(fn func() error) error { return d.supervisor.guard("metrics", fn) }
+	d.histograms = newHistograms(targets, cfg.Web.PerPathHistograms, guard)
+	d.registry = d.newRegistry()
+	d.ring = probe.NewRing(memoryFor(targets, time.Duration(cfg.Store.CommitInterval)))
 	d.engine, err = probe.New(probe.Config{
 		Device:    cfg.Device,
 		Namespace: s.namespace,
 		Targets:   targets,
 		Emit: func(path int, s store.Sample) {
 			d.ring.Put(path, s)
-			// A fault in metrics must not reach the core; it is counted.
-			_ = d.supervisor.guard("metrics", func() error { d.observe[path](s); return nil })
+			d.histograms.observe(path, &s)
 		},
 		Opened: d.opened,
 		Beat:   d.loops.beat("engine"),
@@ -138,10 +137,21 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 	return d, err
 }
 
+// memoryFor is how many samples to hold in memory at most: those of two
+// minutes, so that a store that is put right by hand costs none, and of three
+// commits at least.
+func memoryFor(targets []target.Target, commitInterval time.Duration) int {
+	held := max(2*time.Minute, 3*commitInterval)
+	return max(1<<16, int(target.Rate(targets)*held.Seconds()))
+}
+
 // run measures until ctx ends, then stops in the order in which samples flow,
 // so that none is left behind.
 func (d *daemon) run(ctx context.Context) error {
 	d.log.Info("starting", zap.String("version", version), zap.String("device", d.cfg.Device), zap.Int("targets", len(d.cfg.Targets)))
+	if err := allowFiles(len(d.cfg.Targets)); err != nil {
+		d.log.Warn("some paths may not get a socket; raise LimitNOFILE", zap.Error(err))
+	}
 	web := d.stage(ctx)
 	reflecting := d.stage(ctx)
 	storing := d.stage(ctx)
@@ -329,6 +339,9 @@ func (d *daemon) opened(path int, info probe.FlowInfo, err error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.addresses[path] == info.Remote.Addr() {
+		return
+	}
 	d.addresses[path] = info.Remote.Addr()
 	if r := d.reflector.Load(); r != nil {
 		r.SetPeers(slices.Collect(maps.Values(d.addresses)))

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+)
+
+// rttBuckets are the classic buckets of RTT histograms, in seconds.
+var rttBuckets = []float64{
+	5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6,
+	1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1,
+}
+
+// histograms are those of all paths (prometheus.Collector). They take samples
+// a few at a time: a path's histograms are spread over so much memory that,
+// with thousands of paths, fetching it costs more than all else that a reply
+// costs the process.
+type histograms struct {
+	rtt, dwell *prometheus.HistogramVec // rtt nil: not wanted
+	guard      func(func() error) error // counts panics
+	paths      []pathHistograms
+}
+
+// pathHistograms are those of one path, and the samples still to be put into
+// them.
+type pathHistograms struct {
+	mu         sync.Mutex
+	waiting    [8]roundTrip
+	n          int
+	name       string
+	rtt, dwell prometheus.Observer // nil before the first value
+}
+
+type roundTrip struct {
+	ns, dwell int64 // dwell -1: not known
+}
+
+func newHistograms(targets []target.Target, perPathRTT bool, guard func(func() error) error) *histograms {
+	vec := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "xtwamp_" + name, Help: help, Buckets: buckets,
+			NativeHistogramBucketFactor:     1.1,
+			NativeHistogramMaxBucketNumber:  100,
+			NativeHistogramMinResetDuration: time.Hour,
+		}, []string{"path"})
+	}
+	h := &histograms{guard: guard, paths: make([]pathHistograms, len(targets))}
+	h.dwell = vec("reflector_dwell_seconds", "How long the far side held probes, T3 - T2.", nil)
+	if perPathRTT {
+		h.rtt = vec("round_trip_time_seconds", "Round-trip time, T4 - T1 (RFC 2681), the far side's dwell included.", rttBuckets)
+	}
+	for i, t := range targets {
+		h.paths[i].name = t.Name
+		if h.rtt != nil { // there from the start; dwell comes with its first value
+			h.paths[i].rtt = h.rtt.WithLabelValues(t.Name)
+		}
+	}
+	return h
+}
+
+// observe takes a sample of a path.
+func (h *histograms) observe(path int, s *store.Sample) {
+	if s.Outcome != store.OnTime && s.Outcome != store.Late {
+		return
+	}
+	p := &h.paths[path]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waiting[p.n] = roundTrip{s.RTT, -1}
+	if s.HasDwell {
+		p.waiting[p.n].dwell = s.Dwell
+	}
+	if p.n++; p.n == len(p.waiting) {
+		h.flush(p)
+	}
+}
+
+// flush puts what waits into the histograms of p, whose lock is held.
+func (h *histograms) flush(p *pathHistograms) {
+	waiting := p.waiting[:p.n]
+	p.n = 0
+	_ = h.guard(func() error {
+		for _, r := range waiting {
+			if p.rtt != nil {
+				p.rtt.Observe(float64(r.ns) / 1e9)
+			}
+			if r.dwell < 0 {
+				continue
+			}
+			if p.dwell == nil {
+				p.dwell = h.dwell.WithLabelValues(p.name)
+			}
+			p.dwell.Observe(float64(r.dwell) / 1e9)
+		}
+		return nil
+	})
+}
+
+// Describe implements prometheus.Collector.
+func (h *histograms) Describe(ch chan<- *prometheus.Desc) {
+	h.dwell.Describe(ch)
+	if h.rtt != nil {
+		h.rtt.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (h *histograms) Collect(ch chan<- prometheus.Metric) {
+	for i := range h.paths {
+		p := &h.paths[i]
+		p.mu.Lock()
+		h.flush(p)
+		p.mu.Unlock()
+	}
+	h.dwell.Collect(ch)
+	if h.rtt != nil {
+		h.rtt.Collect(ch)
+	}
+}
