@@ -449,8 +449,7 @@ func TestKernelReflectorComesBackToClsact(t *testing.T) {
 	r.kernel.lookAgain(true) // qdiscs are looked at each minute
 	c := dialIn(t, near, "", farAddr+":862")
 	until(t, "the kernel answers again", func() bool {
-		c.send(stampRequest(1, 44))
-		c.receive()
+		c.send(stampRequest(1, 44)) // and again: while the new qdisc is put in, packets are lost
 		return kernelResults(t, r)["eth1 answered"] > 0
 	})
 }

@@ -29,7 +29,7 @@ func TestAnotherReaderOfTheWire(t *testing.T) {
 	near, far := relayed(t, func(r *netnstest.Relay, f netnstest.Frame) { r.Send(f.Direction, f.Data, 0) })
 	reflectIn(t, far, nil)
 	const probes = 3
-	capture := near.Command("tshark", "-l", "-n", "-i", "eth1", "-f", "udp port 862", "-c", strconv.Itoa(2*probes),
+	capture := near.Command("tshark", "-l", "-n", "-i", "eth1", "-f", "udp port 862",
 		"-d", "udp.port==862,twamp.test", "-o", "udp.check_checksum:TRUE", "-T", "fields",
 		"-e", "udp.dstport", "-e", "udp.length", "-e", "udp.checksum.status", "-e", "ip.dsfield.dscp", "-e", "ip.ttl",
 		"-e", "twamp.test.seq_number", "-e", "twamp.test.sender_seq_number", "-e", "twamp.test.sender_ttl",
@@ -57,50 +57,53 @@ func TestAnotherReaderOfTheWire(t *testing.T) {
 			lines <- strings.Split(scan.Text(), "\t")
 		}
 	}()
-	read := func() []string {
+	// tshark opens the interface a moment after it says so: go on until it has seen that many probes with their replies.
+	r := begin(t, near, nil, to(farAddr, func(t *target.Target) { t.Interval, t.DSCP = 20*ms, 46 }))
+	defer r.stop()
+	sent := make(map[string][]string) // by sequence number
+	var first uint64
+	for seen := 0; seen < probes; {
+		var line []string
 		select {
-		case line, ok := <-lines:
-			if ok && len(line) == 9 {
-				return line
-			}
-			t.Fatalf("tshark printed %q", line)
+		case line = <-lines:
 		case <-time.After(30 * time.Second):
 			t.Fatal("tshark saw no packet within 30s")
 		}
-		return nil
-	}
-	// tshark opens the interface a moment after it says so: go on until all
-	// that it was asked for has come.
-	r := begin(t, near, nil, to(farAddr, func(t *target.Target) { t.Interval, t.DSCP = 20*ms, 46 }))
-	defer r.stop()
-	var first uint64
-	for i := range probes {
-		probe := read()
-		if probe[0] != "862" { // the reply to one sent before
-			probe = read()
+		if len(line) != 9 {
+			t.Fatalf("tshark printed %q", line)
 		}
-		reply := read()
-		seq, err := strconv.ParseUint(probe[5], 10, 32)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if i == 0 {
-			first = seq
-		}
-		want := strconv.FormatUint(uint64(uint32(first+uint64(i))), 10)
 		const good = "1" // checksum status
-		if probe[8] == "0" || reply[8] == "0" {
-			t.Errorf("Error Estimate multipliers %s and %s, want none 0", probe[8], reply[8])
+		if line[8] == "0" {
+			t.Errorf("Error Estimate multiplier 0 in %q, want none", line)
 		}
-		// Of any packet of 41 bytes or more tshark thinks that it is a reply.
-		if diff := cmp.Diff([]string{"862", "52", good, "46", "255", want, "0", "0"}, probe[:8]); diff != "" {
-			t.Errorf("probe %d (-want +got):\n%s", i, diff)
+		if line[0] == "862" {
+			seq, err := strconv.ParseUint(line[5], 10, 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(sent) == 0 {
+				first = seq
+			}
+			want := strconv.FormatUint(uint64(uint32(first+uint64(len(sent)))), 10)
+			// Of any packet of 41 bytes or more tshark thinks that it is a reply.
+			if diff := cmp.Diff([]string{"862", "52", good, "46", "255", want, "0", "0"}, line[:8]); diff != "" {
+				t.Errorf("probe %d (-want +got):\n%s", len(sent), diff)
+			}
+			sent[line[5]] = line
+			continue
 		}
-		if diff := cmp.Diff([]string{"52", good, "46", "255", want, want, "255"}, reply[1:8]); diff != "" {
-			t.Errorf("reply %d (-want +got):\n%s", i, diff)
+		if sent[line[6]] == nil {
+			continue // the reply to one sent before
 		}
+		if diff := cmp.Diff([]string{"52", good, "46", "255", line[6], line[6], "255"}, line[1:8]); diff != "" {
+			t.Errorf("reply %d (-want +got):\n%s", seen, diff)
+		}
+		seen++
 	}
-	go func() { // until tshark has what it was asked for and ends
+	if err := capture.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	go func() { // until tshark ends
 		for range lines {
 		}
 	}()
