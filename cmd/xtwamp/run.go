@@ -279,6 +279,9 @@ func (d *daemon) openStore() error {
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}
+	if err := d.enableSinks(log); err != nil {
+		return errors.Join(err, log.Close())
+	}
 	d.recorder.Store(probe.NewRecorder(probe.RecorderConfig{
 		Ring:     d.ring,
 		Log:      log,
@@ -289,6 +292,14 @@ func (d *daemon) openStore() error {
 		Logger:   d.log.Named("store"),
 	}))
 	d.store.Store(log)
+	return nil
+}
+
+// enableSinks makes the sinks known to the store before the first sample is in it, so that a new one gets them all.
+func (d *daemon) enableSinks(log *store.Log) error {
+	if d.cfg.Submit.File.Enabled {
+		return log.Enable(file.Name, false, func(store.Path) bool { return true })
+	}
 	return nil
 }
 

@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	sinkName   = "file"
+	Name       = "file" // of the sink
 	cursorKey  = "cursor"
 	timeLayout = "20060102T150405Z"
 	asideExt   = ".unaccounted"
@@ -104,7 +104,7 @@ func New(cfg Config, l log, logger *zap.Logger) (*Sink, error) {
 }
 
 // Name implements [submit.Sink].
-func (s *Sink) Name() string { return sinkName }
+func (s *Sink) Name() string { return Name }
 
 // Takes implements [submit.Sink]: every path.
 func (s *Sink) Takes(store.Path) bool { return true }
@@ -192,7 +192,7 @@ func (s *Sink) Sync(context.Context) error {
 // cursor reads the cursor that the store has; the zero cursor if it has none.
 func (s *Sink) cursor() (cursor, error) {
 	var c cursor
-	b, err := s.log.Get(sinkName, cursorKey)
+	b, err := s.log.Get(Name, cursorKey)
 	if err != nil {
 		return c, fmt.Errorf("read file cursor: %w", err)
 	}
@@ -235,7 +235,7 @@ func (s *Sink) nextName() string {
 // harmless: a file that the store does not know is never ours to repair.
 func (s *Sink) startFile() (cursor, error) {
 	at := cursor{Name: s.nextName()}
-	if err := s.log.Commit(sinkName, store.Update{Put: at.put()}); err != nil {
+	if err := s.log.Commit(Name, store.Update{Put: at.put()}); err != nil {
 		return cursor{}, fmt.Errorf("record new file: %w", err)
 	}
 	s.newest = at.Name

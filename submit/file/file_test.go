@@ -116,7 +116,7 @@ func TestAnInterruptedTransactionIsRepeatedAsAWhole(t *testing.T) {
 				if steps < 1 {
 					continue
 				}
-				samples, err := b.log.Next(sinkName, b.paths[0].ID, 100)
+				samples, err := b.log.Next(Name, b.paths[0].ID, 100)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -141,7 +141,7 @@ func TestAnInterruptedTransactionIsRepeatedAsAWhole(t *testing.T) {
 					Delivered: uint64(r.Accepted),
 					Put:       r.Put,
 				}
-				if err := b.log.Commit(sinkName, u); err != nil {
+				if err := b.log.Commit(Name, u); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -281,7 +281,7 @@ func TestFilesThatCannotBeDeletedHoldBackNothing(t *testing.T) {
 	if diff := cmp.Diff([]string{"old files cannot be deleted"}, b.messages()); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
-	if n, err := b.log.Position(sinkName, b.paths[0].ID); n != 5 || err != nil {
+	if n, err := b.log.Position(Name, b.paths[0].ID); n != 5 || err != nil {
 		t.Errorf("position %d, %v, want 5", n, err)
 	}
 }
@@ -450,7 +450,7 @@ func TestAFullDiskIsWaitedFor(t *testing.T) {
 	if msg := entries[0].ContextMap()["error"].(string); !strings.Contains(msg, unix.ENOSPC.Error()) {
 		t.Errorf("error %q does not say %q", msg, unix.ENOSPC.Error())
 	}
-	if n, err := b.log.Position(sinkName, b.paths[0].ID); n != 10 || err != nil {
+	if n, err := b.log.Position(Name, b.paths[0].ID); n != 10 || err != nil {
 		t.Errorf("position %d, %v, want 10", n, err)
 	}
 	if err := b.sink().Begin(t.Context()); err != nil {

@@ -56,7 +56,7 @@ func openStore(dir string, n int) (*store.Log, []store.Path, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := l.Enable(sinkName, false, func(store.Path) bool { return true }); err != nil {
+	if err := l.Enable(Name, false, func(store.Path) bool { return true }); err != nil {
 		return nil, nil, err
 	}
 	var paths []store.Path
