@@ -43,7 +43,7 @@ func LinkByName(name string) (Link, error) {
 	if len(name) >= unix.IFNAMSIZ {
 		attr = unix.IFLA_ALT_IFNAME // since 5.5; only these may be that long
 	}
-	link, err := oneLink(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(attr, nl.ZeroTerminated(name)))
+	link, err := oneLink(request, nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(attr, nl.ZeroTerminated(name)))
 	if err != nil {
 		return Link{}, fmt.Errorf("interface %q: %w", name, err)
 	}
@@ -51,13 +51,15 @@ func LinkByName(name string) (Link, error) {
 }
 
 // LinkByIndex finds an interface by its index, in the namespace of the calling thread. The error is [ErrNoLink] if there is none.
-func LinkByIndex(index int) (Link, error) {
+func LinkByIndex(index int) (Link, error) { return linkByIndex(request, index) }
+
+func linkByIndex(ask asker, index int) (Link, error) {
 	if index <= 0 {
 		return Link{}, fmt.Errorf("interface %d: %w", index, ErrNoLink)
 	}
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
-	link, err := oneLink(msg)
+	link, err := oneLink(ask, msg)
 	if err != nil {
 		return Link{}, fmt.Errorf("interface %d: %w", index, err)
 	}
@@ -66,15 +68,15 @@ func LinkByIndex(index int) (Link, error) {
 
 // Links lists all interfaces in the namespace of the calling thread, by index.
 func Links() ([]Link, error) {
-	links, err := getLinks(unix.NLM_F_DUMP, nl.NewIfInfomsg(unix.AF_UNSPEC))
+	links, err := getLinks(request, unix.NLM_F_DUMP, nl.NewIfInfomsg(unix.AF_UNSPEC))
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
 	return links, nil
 }
 
-func oneLink(data ...nl.NetlinkRequestData) (Link, error) {
-	links, err := getLinks(0, data...)
+func oneLink(ask asker, data ...nl.NetlinkRequestData) (Link, error) {
+	links, err := getLinks(ask, 0, data...)
 	switch {
 	case errors.Is(err, unix.ENODEV) || err == nil && len(links) == 0:
 		return Link{}, ErrNoLink
@@ -84,9 +86,9 @@ func oneLink(data ...nl.NetlinkRequestData) (Link, error) {
 	return links[0], nil
 }
 
-func getLinks(flags int, data ...nl.NetlinkRequestData) ([]Link, error) {
+func getLinks(ask asker, flags int, data ...nl.NetlinkRequestData) ([]Link, error) {
 	data = append(data, nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
-	replies, err := request(unix.RTM_GETLINK, flags, unix.RTM_NEWLINK, data...)
+	replies, err := ask(unix.RTM_GETLINK, flags, unix.RTM_NEWLINK, data...)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -30,14 +31,47 @@ type Route struct {
 //
 // The error is [ErrNoRoute] or, for an oif that does not exist, [ErrNoLink].
 func RouteTo(dst, src netip.Addr, oif int) (Route, error) {
-	route, err := routeTo(dst.Unmap(), src.Unmap(), oif)
+	return routeTo(request, dst.Unmap(), src.Unmap(), oif)
+}
+
+// Routes answers as [RouteTo] does, for a namespace of its own and over one socket, which is most of what an answer costs.
+// It may be used by several goroutines, on any thread.
+type Routes struct {
+	mu     sync.Mutex
+	socket *nl.NetlinkSocket
+}
+
+// OpenRoutes makes a Routes for the namespace that the calling thread is in. It keeps that alive until it is closed.
+func OpenRoutes() (*Routes, error) {
+	socket, err := openSocket()
+	if err != nil {
+		return nil, err
+	}
+	return &Routes{socket: socket}, nil
+}
+
+// To is RouteTo.
+func (r *Routes) To(dst, src netip.Addr, oif int) (Route, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ask := func(kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
+		return requestOn(r.socket, kind, flags, reply, data...)
+	}
+	return routeTo(ask, dst.Unmap(), src.Unmap(), oif)
+}
+
+// Close frees the socket. No call of To may be under way or follow.
+func (r *Routes) Close() { r.socket.Close() }
+
+func routeTo(ask asker, dst, src netip.Addr, oif int) (Route, error) {
+	route, err := findRoute(ask, dst, src, oif)
 	if err != nil {
 		return Route{}, fmt.Errorf("route to %s: %w", dst, err)
 	}
 	return route, nil
 }
 
-func routeTo(dst, src netip.Addr, oif int) (Route, error) {
+func findRoute(ask asker, dst, src netip.Addr, oif int) (Route, error) {
 	if !dst.IsValid() || src.IsValid() && src.Is4() != dst.Is4() {
 		return Route{}, fmt.Errorf("source %s: %w", src, unix.EAFNOSUPPORT)
 	}
@@ -53,11 +87,11 @@ func routeTo(dst, src netip.Addr, oif int) (Route, error) {
 	if oif != 0 {
 		data = append(data, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(oif))))
 	}
-	route, err := getRoute(data)
+	route, err := getRoute(ask, data)
 	if err != nil {
 		// A missing interface is ENODEV in IPv4, and no more than a missing route in IPv6.
 		if oif != 0 {
-			if _, e := LinkByIndex(oif); errors.Is(e, ErrNoLink) {
+			if _, e := linkByIndex(ask, oif); errors.Is(e, ErrNoLink) {
 				return Route{}, e
 			}
 		}
@@ -69,8 +103,8 @@ func routeTo(dst, src netip.Addr, oif int) (Route, error) {
 	return route, nil
 }
 
-func getRoute(data []nl.NetlinkRequestData) (Route, error) {
-	replies, err := request(unix.RTM_GETROUTE, 0, unix.RTM_NEWROUTE, data...)
+func getRoute(ask asker, data []nl.NetlinkRequestData) (Route, error) {
+	replies, err := ask(unix.RTM_GETROUTE, 0, unix.RTM_NEWROUTE, data...)
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
 		errors.Is(err, unix.EINVAL): // blackhole, and in IPv4 some wrong sources

@@ -40,6 +40,15 @@ func TestRouteTo(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	var routes *netns.Routes
+	if err := a.Do(func() (err error) {
+		routes, err = netns.OpenRoutes()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer routes.Close()
+
 	for _, tc := range []struct {
 		name, dst, src, oif string
 		link, source        string
@@ -83,12 +92,21 @@ func TestRouteTo(t *testing.T) {
 			if !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) || tc.errno != nil && !errors.Is(err, tc.errno) {
 				t.Fatalf("RouteTo: %+v, %v, want %v, %v", got, err, tc.want, tc.errno)
 			}
+			if err != nil {
+				if _, again := routes.To(addr(t, tc.dst), addr(t, tc.src), index[tc.oif]); again == nil || again.Error() != err.Error() {
+					t.Errorf("by the socket that is kept: %v, want %v", again, err)
+				}
+				return
+			}
 			want := netns.Route{Link: index[tc.link], Source: addr(t, tc.source)}
 			if tc.dst == "fe80::1" {
 				want.Source = got.Source // made from a random MAC
 				if !got.Source.IsLinkLocalUnicast() {
 					t.Errorf("source %s, want a link-local address", got.Source)
 				}
+			}
+			if again, err := routes.To(addr(t, tc.dst), addr(t, tc.src), index[tc.oif]); err != nil || again != got {
+				t.Errorf("by the socket that is kept: %+v, %v", again, err)
 			}
 			if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("route (-want +got):\n%s", diff)

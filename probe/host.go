@@ -38,7 +38,9 @@ type hostNetwork struct {
 	keysMu        sync.Mutex
 	keys          map[bpf.Key]*hostFlow // who registered a key with the kernel half last
 	buf, oob      []byte                // of the epoll loop and settle; Engine.mu
-	stamping      sync.Once             // the kernel stamps received packets
+	routesMu      sync.Mutex
+	routes        *netns.Routes // nil before it is needed
+	stamping      sync.Once     // the kernel stamps received packets
 	closeOnce     sync.Once
 }
 
@@ -173,6 +175,9 @@ func (n *hostNetwork) close() error {
 			unix.Close(n.epoll)
 			unix.Close(n.wakeup)
 		}
+		if n.routes != nil {
+			n.routes.Close()
+		}
 		err = n.ladder.close()
 	})
 	return err
@@ -187,11 +192,11 @@ func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo
 	if err != nil {
 		return nil, FlowInfo{}, down(store.NoRoute, "%w", err)
 	}
+	if req.refresh && remote == req.current && n.unchanged(req) {
+		return nil, FlowInfo{}, errUnchanged
+	}
 	var f *hostFlow
 	err = n.ns.Do(func() (err error) {
-		if req.refresh && remote == req.current && n.unchanged(req) {
-			return errUnchanged
-		}
 		f, err = n.openIn(req, remote)
 		return err
 	})
@@ -313,9 +318,9 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif
 	return f.register(dev, &req.target, uint32(oif))
 }
 
-// unchanged reports whether the path's flow is still the way to its address.
-// It is called within the namespace, once a minute for each path: where there
-// are thousands, asking for more than the route would be felt.
+// unchanged reports whether the path's flow is still the way to its address. It
+// is asked once a minute for each path: where there are thousands, more than one
+// question to the kernel would be felt.
 func (n *hostNetwork) unchanged(req openRequest) bool {
 	n.engine.mu.Lock()
 	var f *hostFlow
@@ -327,8 +332,27 @@ func (n *hostNetwork) unchanged(req openRequest) bool {
 	if !alive {
 		return false
 	}
-	route, err := netns.RouteTo(req.current, req.target.Source, f.oif)
+	routes, err := n.openRoutes()
+	if err != nil {
+		return false
+	}
+	route, err := routes.To(req.current, req.target.Source, f.oif)
 	return err == nil && route.Link == f.ifindex
+}
+
+// openRoutes gives what knows the routes of the namespace, made when it is first
+// needed.
+func (n *hostNetwork) openRoutes() (*netns.Routes, error) {
+	n.routesMu.Lock()
+	defer n.routesMu.Unlock()
+	if n.routes != nil {
+		return n.routes, nil
+	}
+	err := n.ns.Do(func() (err error) {
+		n.routes, err = netns.OpenRoutes()
+		return err
+	})
+	return n.routes, err
 }
 
 // watch lets the epoll loop read f.

@@ -263,12 +263,17 @@ func (k *kernelReflector) refreshIn() error {
 	if err != nil {
 		return err
 	}
+	routes, err := netns.OpenRoutes() // to thousands of peers, perhaps
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
 	single, prefixes := k.allowed()
 	errs := []error{
 		k.program.SetPeers(single),
 		k.program.SetPrefixes(prefixes),
 	}
-	wanted := k.interfaces(links, addresses, single, prefixes)
+	wanted := k.interfaces(routes, links, addresses, single, prefixes)
 	tagged := taggedAbove(links)
 	errs = append(errs,
 		k.program.SetListeners(k.listeners(links, addresses, wanted)),
@@ -340,7 +345,8 @@ func taggedAbove(links []netns.Link) map[int]bool {
 // all that are up if anybody may ask, else those that lead to who may. To a
 // prefix lead the route to its first address and each interface with an
 // address in it; what comes in elsewhere gets its answer from the socket.
-func (k *kernelReflector) interfaces(links []netns.Link, addresses []netns.Address, single []netip.Addr, prefixes []netip.Prefix) map[int]bool {
+func (k *kernelReflector) interfaces(routes *netns.Routes, links []netns.Link, addresses []netns.Address,
+	single []netip.Addr, prefixes []netip.Prefix) map[int]bool {
 	wanted := make(map[int]bool)
 	switch {
 	case len(k.cfg.Interfaces) > 0:
@@ -355,14 +361,14 @@ func (k *kernelReflector) interfaces(links []netns.Link, addresses []netns.Addre
 		return wanted
 	}
 	for _, a := range single {
-		wanted[k.routeTo(a, links)] = true
+		wanted[k.routeTo(routes, a, links)] = true
 	}
 	for _, p := range prefixes {
 		first := p.Masked().Addr()
 		if next := first.Next(); p.Contains(next) {
 			first = next // not the subnet's own address
 		}
-		wanted[k.routeTo(first, links)] = true
+		wanted[k.routeTo(routes, first, links)] = true
 		for _, a := range addresses {
 			if a.Prefix.Overlaps(p) {
 				wanted[a.Link] = true
@@ -373,13 +379,13 @@ func (k *kernelReflector) interfaces(links []netns.Link, addresses []netns.Addre
 }
 
 // routeTo is the interface that leads to an address, or 0.
-func (k *kernelReflector) routeTo(a netip.Addr, links []netns.Link) int {
+func (k *kernelReflector) routeTo(routes *netns.Routes, a netip.Addr, links []netns.Link) int {
 	if index, known := k.routes[a]; known {
 		return index
 	}
 	if i := slices.IndexFunc(links, func(l netns.Link) bool { return l.Name == a.Zone() }); i >= 0 {
 		k.routes[a] = links[i].Index
-	} else if route, err := netns.RouteTo(a.WithZone(""), netip.Addr{}, 0); err == nil {
+	} else if route, err := routes.To(a.WithZone(""), netip.Addr{}, 0); err == nil {
 		k.routes[a] = route.Link
 	} else {
 		k.routes[a] = 0 // looked up again when something changes, and each minute
