@@ -43,7 +43,7 @@ var layout = map[string][]string{
 	"submit":                       {"probe/store"},
 	"submit/clickhouse":            {"submit", "submit/endpoint", "probe/store"},
 	"submit/doublezero":            {"submit", "submit/endpoint", "probe/store", "probe/target"},
-	"submit/doublezero/ledgertest": {"submit/doublezero"},
+	"submit/doublezero/ledgertest": nil, // so that no mistake is in both
 	"submit/endpoint":              nil,
 	"submit/file":                  {"submit", "submit/endpoint", "probe/store"},
 }
@@ -55,7 +55,7 @@ var owners = []struct {
 }{
 	{regexp.MustCompile(`^github\.com/cilium/ebpf(/|$)`), "bpf"},
 	{regexp.MustCompile(`^github\.com/vishvananda/`), "netns"},
-	{regexp.MustCompile(`(?i)solana`), "submit/doublezero"},
+	{regexp.MustCompile(`(?i)solana|base58|edwards25519`), "submit/doublezero"},
 }
 
 // topLevel is what the root folder may hold beside dotfiles; bin and build are what make builds.
