@@ -71,7 +71,7 @@ func (l *Log) makeRoom(pages int64) error {
 	if need >= l.file.maxPages {
 		return fmt.Errorf("%w: more than the file may hold, %d bytes", ErrNoSpace, l.cfg.MaxBytes)
 	}
-	folded := false
+	folded, pinned := false, false
 	for {
 		available, err := l.file.available()
 		if errors.Is(err, ErrCorrupt) {
@@ -87,7 +87,7 @@ func (l *Log) makeRoom(pages int64) error {
 			}
 			continue
 		}
-		n, err := l.drop(reason, int(l.reserve()/2), func(*path, chunkHead) bool { return true })
+		n, err := l.drop(reason, int(l.reserve()/2), func(_ *path, head chunkHead) bool { return pinned || !l.pinned(head) })
 		if err != nil {
 			return err
 		}
@@ -99,6 +99,10 @@ func (l *Log) makeRoom(pages int64) error {
 			if err := l.foldPaths(l.paths[1:], l.tailNext, true); err != nil {
 				return err
 			}
+			continue
+		}
+		if !pinned { // better these than new samples: a sink that takes them all the same may still say so
+			pinned = true
 			continue
 		}
 		// Nothing is left to drop. It may still be enough for this transaction.
@@ -127,7 +131,7 @@ func (l *Log) expire() error {
 		defer l.mu.RUnlock()
 		o, _ := l.offsetOf(p, head.end()-1, head.boot)
 		t := o.wall(head.lastMono)
-		return !t.IsZero() && t.Before(limit)
+		return !t.IsZero() && t.Before(limit) && !l.pinned(head)
 	}
 	for {
 		n, err := l.dropOld(old)
@@ -211,6 +215,16 @@ func (l *Log) drop(reason string, limit int, may func(*path, chunkHead) bool) (n
 	l.mu.Unlock()
 	l.noteDrops(reason, lost)
 	return n, nil
+}
+
+// pinned reports whether a sink of this process is handing over samples of the chunk. The caller holds l.write.
+func (l *Log) pinned(head chunkHead) bool {
+	for _, s := range l.sinks {
+		if at := s.at(head.path); at != nil && s.takes != nil && head.first < at.pin && at.next < min(at.pin, head.end()) {
+			return true
+		}
+	}
+	return false
 }
 
 // advance moves the positions of sinks that are behind the new first numbers and counts what they lose. lost is by enabled sink.

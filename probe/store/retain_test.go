@@ -213,3 +213,50 @@ func TestConfigIsChecked(t *testing.T) {
 		t.Errorf("open without the free space that must stay: %v", err)
 	}
 }
+
+func TestPinnedSamplesOutliveTheirAge(t *testing.T) {
+	f := newFixture(t, func(c *Config) { c.Retention = time.Hour })
+	id := f.register("a")[0]
+	f.enable("ledger", false)
+	f.clock.now = at(bootTime, 0)
+	f.SetOffset(synced(bootTime))
+	f.add(id, 0, 2000)
+	if err := f.fold(); err != nil {
+		t.Fatal(err)
+	}
+	pin := func(to uint64) {
+		t.Helper()
+		if err := f.Commit("ledger", Update{Pin: map[PathID]uint64{id: to}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age := func() uint64 {
+		t.Helper()
+		f.clock.now = at(bootTime, 2000).Add(24 * time.Hour)
+		f.SetOffset(synced(bootTime))
+		f.clock.advance(2 * time.Hour)
+		if err := f.Maintain(); err != nil {
+			t.Fatal(err)
+		}
+		if left := f.read(id); len(left) > 0 {
+			return left[0].Seq
+		}
+		return 2000
+	}
+	f.deliver("ledger", id, 300)
+	pin(400)
+	oldest := age()
+	if oldest == 0 || oldest > 300 {
+		t.Errorf("oldest is %d with samples 300 to 399 pinned, want the first of their chunk", oldest)
+	}
+	f.reopen()
+	f.enable("ledger", false)
+	diff(t, "oldest after a restart", oldest, age())
+	diff(t, "dropped", map[string]uint64{}, f.totals("ledger").Dropped)
+
+	f.deliver("ledger", id, 100)
+	diff(t, "oldest, delivered", uint64(2000), age())
+	if err := f.Commit("ledger", Update{Pin: map[PathID]uint64{id + 1: 1}}); err == nil {
+		t.Error("a pin on a path that does not exist was taken")
+	}
+}

@@ -45,6 +45,7 @@ func (t totals) accounted() uint64 {
 // position is where a sink is on one path.
 type position struct {
 	next uint64 // number of the first sample that is neither delivered nor dropped
+	pin  uint64 // samples before it, and not before next, are not dropped: the sink is handing them over
 
 	// The sink may be handing samples over while retention drops them. So that its Commit still fits:
 	seen  uint64    // next, as the sink knows it from its last Next or Commit
@@ -64,8 +65,30 @@ type sinkChange struct {
 	sink      *sink
 	totals    totals
 	positions map[PathID]uint64
+	pins      map[PathID]uint64
 	gone      []PathID
 	dropped   map[PathID]uint64 // counted as dropped by the store
+}
+
+// moved returns the positions that change, by their next numbers or pins alone.
+func (c *sinkChange) moved() map[PathID]position {
+	moved := make(map[PathID]position, len(c.positions))
+	for id, next := range c.positions {
+		at := position{next: next}
+		if old := c.sink.at(id); old != nil {
+			at.pin = old.pin
+		}
+		moved[id] = at
+	}
+	for id, pin := range c.pins {
+		at, ok := moved[id]
+		if !ok {
+			at.next = c.sink.at(id).next
+		}
+		at.pin = pin
+		moved[id] = at
+	}
+	return moved
 }
 
 func changeOf(s *sink) *sinkChange {
@@ -96,16 +119,16 @@ func (l *Log) putSinks(tx *transaction, changes []*sinkChange) error {
 		if err := putCounted(sinks, key, seal(bucketSinks, key, c.state())); err != nil {
 			return err
 		}
-		if len(c.positions) == 0 && len(c.gone) == 0 {
+		if len(c.positions) == 0 && len(c.pins) == 0 && len(c.gone) == 0 {
 			continue
 		}
 		positions, err := sinks.CreateBucketIfNotExists(sinkKey(sinkPositions, name))
 		if err != nil {
 			return err
 		}
-		for id, n := range c.positions {
+		for id, at := range c.moved() {
 			key := key32(uint32(id))
-			if err := putCounted(positions, key, seal(positionSeal(name), key, binary.AppendUvarint(nil, n))); err != nil {
+			if err := putCounted(positions, key, seal(positionSeal(name), key, at.encode())); err != nil {
 				return err
 			}
 		}
@@ -121,6 +144,14 @@ func (l *Log) putSinks(tx *transaction, changes []*sinkChange) error {
 // positionSeal and valueSeal name the bucket in the checksum, so that a value of one sink is not taken for that of another.
 func positionSeal(name string) []byte { return sinkKey(sinkPositions, name) }
 func valueSeal(name string) []byte    { return sinkKey(sinkValues, name) }
+
+func (p position) encode() []byte {
+	b := binary.AppendUvarint(nil, p.next)
+	if p.pin > p.next {
+		b = binary.AppendUvarint(b, p.pin)
+	}
+	return b
+}
 
 func (c *sinkChange) state() []byte {
 	b := binary.AppendUvarint(nil, uint64(c.sink.known))
@@ -146,6 +177,9 @@ func (l *Log) applySinks(changes []*sinkChange) {
 				s.position[id] = &position{seen: next}
 			}
 			s.position[id].next = next
+		}
+		for id, pin := range c.pins {
+			s.position[id].pin = pin
 		}
 		for id, n := range c.dropped {
 			if p := s.at(id); p != nil {
@@ -211,8 +245,11 @@ func (s *sink) load(sinks *bucket, key, value []byte, paths int) error {
 			return errDamaged
 		}
 		in := &cursor{rest: payload}
-		next := in.uvarint()
-		s.position[binary.BigEndian.Uint32(k)] = &position{next: next, seen: next}
+		at := &position{next: in.uvarint()}
+		if at.seen = at.next; len(in.rest) > 0 {
+			at.pin = in.uvarint()
+		}
+		s.position[binary.BigEndian.Uint32(k)] = at
 		return in.err()
 	})
 	if err != nil {
@@ -391,6 +428,11 @@ type Update struct {
 	Dropped   map[string]uint64 // by the sink's own reasons
 	Put       map[string][]byte
 	Delete    []string
+
+	// Pin keeps the samples of a path that wait for the sink and have smaller numbers than this from being dropped by their age, and for
+	// space as long as others can be, until the position has passed them or another Pin takes the place of this one. It is for a sink
+	// that has handed samples over and does not know yet whether they arrived.
+	Pin map[PathID]uint64
 }
 
 // Commit stores an update in one transaction. It refuses positions that go backwards or beyond the last sample, and counts that are not
@@ -406,7 +448,7 @@ func (l *Log) Commit(name string, u Update) error {
 }
 
 func (l *Log) commitSink(name string, u Update) error {
-	if err := l.prepare(transactionPages + l.pathPages(len(u.Positions)) + putPages(u.Put)); err != nil {
+	if err := l.prepare(transactionPages + l.pathPages(len(u.Positions)+len(u.Pin)) + putPages(u.Put)); err != nil {
 		return err
 	}
 	s, err := l.enabled(name)
@@ -418,6 +460,12 @@ func (l *Log) commitSink(name string, u Update) error {
 	if err != nil {
 		return err
 	}
+	for id := range u.Pin {
+		if s.at(id) == nil {
+			return fmt.Errorf("%w: pin on path %d, which is not taken", ErrPosition, id)
+		}
+	}
+	change.pins = u.Pin
 	fixed := map[PathID][]segment{}
 	err = l.commit("commit", func(tx *transaction) error {
 		for id, next := range change.positions {
