@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,9 @@ type Config struct {
 	// Interval is the longest time between two looks for samples, and between two attempts while the sink fails. New samples in
 	// the store are looked at when they arrive.
 	Interval time.Duration
+
+	// Backfill lets a sink that the store has never seen begin with the oldest sample and not with the next one.
+	Backfill bool
 
 	Logger *zap.Logger
 
@@ -75,17 +79,13 @@ type Submitter struct {
 
 	enabled bool
 	resume  store.PathID // path at which the next pass starts
-	failing failing
-	runs    runs
+
+	mu     sync.Mutex // for the lanes of a Concurrent sink
+	outage outage
+	runs   runs
 
 	ok, refused, failed atomic.Uint64
 	lastSuccess         atomic.Int64 // ns since 1970, 0: none
-}
-
-// failing describes a run of failed attempts; the zero value means none.
-type failing struct {
-	since    time.Time
-	attempts int
 }
 
 // New returns a Submitter that does nothing until Run is called.
@@ -99,15 +99,20 @@ func New(cfg Config) (*Submitter, error) {
 		sink:   cfg.Sink,
 		txn:    txn,
 		logger: cfg.Logger.Named("submit").With(zap.String("sink", cfg.Sink.Name())),
-		// A factor of 1 around half the bound is full jitter: uniform from 0 to min(firstRetry doubled each time, Interval).
-		retry: &backoff.ExponentialBackOff{
-			InitialInterval:     min(firstRetry, cfg.Interval) / 2,
-			RandomizationFactor: 1,
-			Multiplier:          2,
-			MaxInterval:         cfg.Interval / 2,
-		},
-		runs: make(runs),
+		retry:  newRetry(cfg.Interval),
+		runs:   make(runs),
 	}, nil
+}
+
+// newRetry gives pauses with full jitter: uniform from 0 to a bound that doubles from firstRetry to the interval. A factor of 1 around half
+// the bound is that.
+func newRetry(interval time.Duration) *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{
+		InitialInterval:     min(firstRetry, interval) / 2,
+		RandomizationFactor: 1,
+		Multiplier:          2,
+		MaxInterval:         interval / 2,
+	}
 }
 
 // String names the loop.
@@ -133,10 +138,14 @@ func (s *Submitter) Run(ctx context.Context) error {
 	})()
 	defer func() { s.runs.end(s.logger) }()
 
+	if sink, ok := s.sink.(Concurrent); ok {
+		s.runConcurrent(ctx, work, sink.Concurrency())
+		return nil
+	}
 	for ctx.Err() == nil {
 		changed := s.cfg.Log.Changed() // before looking, so that no append goes unnoticed
 		wait := s.settle(s.flush(work))
-		if s.failing.attempts > 0 {
+		if s.outage.failing() {
 			changed = nil
 		}
 		s.beat(wait)
@@ -152,32 +161,57 @@ func (s *Submitter) Run(ctx context.Context) error {
 	return nil
 }
 
-// settle books the end of a flush and returns how long to wait before the next one.
+// settle books the end of a flush of all paths and returns how long to wait before the next one.
 func (s *Submitter) settle(err error) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err == nil {
-		if s.failing.attempts > 0 {
-			s.logger.Info("delivering again", zap.Int("failed_attempts", s.failing.attempts), zap.Duration("after", time.Since(s.failing.since)))
-		}
-		s.failing = failing{}
+		s.outage.over(s.logger)
 		s.retry.Reset()
 		return s.cfg.Interval
 	}
 	s.failed.Add(1)
-	if s.failing.attempts == 0 {
-		s.failing.since = time.Now()
-		s.logger.Warn("delivery fails, samples wait in the store", zap.Error(err))
+	s.outage.goesOn(s.logger, err)
+	return s.pauseAfter(err, s.retry)
+}
+
+// pauseAfter is how long to wait after a failed attempt.
+func (s *Submitter) pauseAfter(err error, retry *backoff.ExponentialBackOff) time.Duration {
+	pause := min(retry.NextBackOff(), s.cfg.Interval)
+	if _, ok := errors.AsType[*Setback](err); ok {
+		pause = s.cfg.Interval
 	}
-	s.failing.attempts++
-	return min(s.retry.NextBackOff(), s.cfg.Interval)
+	return max(pause, retryAfter(err))
+}
+
+// retryAfter is how long a far side asked to be left alone.
+func retryAfter(err error) time.Duration {
+	const atMost = 10 * time.Minute
+	if limited, ok := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err); ok {
+		return min(limited.RetryAfter(), atMost)
+	}
+	return 0
+}
+
+// enable makes the sink known to the store.
+func (s *Submitter) enable() error {
+	if s.enabled {
+		return nil
+	}
+	if err := s.cfg.Log.Enable(s.sink.Name(), s.cfg.Backfill, s.sink.Takes); err != nil {
+		return fmt.Errorf("enable sink: %w", err)
+	}
+	s.enabled = true
+	return nil
 }
 
 // flush delivers until nothing is left that the sink would take now.
 func (s *Submitter) flush(ctx context.Context) error {
-	if !s.enabled {
-		if err := s.cfg.Log.Enable(s.sink.Name(), false, s.sink.Takes); err != nil {
-			return fmt.Errorf("enable sink: %w", err)
-		}
-		s.enabled = true
+	if err := s.enable(); err != nil {
+		return err
 	}
 	for {
 		more, err := s.pass(ctx)
@@ -294,6 +328,8 @@ func (s *Submitter) commit(t *transaction) error {
 	if done.update.Delivered > 0 {
 		s.lastSuccess.Store(time.Now().UnixNano())
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, o := range done.outcomes {
 		if o.refused > 0 {
 			s.refused.Add(1)
@@ -310,7 +346,9 @@ func (s *Submitter) call(ctx context.Context, step func(context.Context) error) 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	s.beat(callTimeout)
+	if _, watched := s.sink.(Concurrent); !watched { // there one lane would speak for another that hangs
+		s.beat(callTimeout)
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return step(ctx)

@@ -16,7 +16,7 @@ import (
 	"github.com/xtwamp/xtwamp/probe/store"
 )
 
-// Sink is where samples go. Submit is called by one goroutine at a time.
+// Sink is where samples go. Submit is called by one goroutine at a time, unless the sink is [Concurrent].
 type Sink interface {
 	// Name identifies the sink in the store, in logs and in metrics. It never changes.
 	Name() string
@@ -30,7 +30,8 @@ type Sink interface {
 	//
 	// All samples accepted, error nil: delivered. Fewer and error nil: the rest has to wait, which is no fault. A *Refusal: samples
 	// behind the accepted ones will never be taken. Any other error: not now; the accepted ones count, the rest is offered again
-	// after a pause. Submit does not retry and keeps to the deadline of ctx.
+	// after a pause, which is no shorter than the RetryAfter() time.Duration that an error of the chain may have. Submit does not
+	// retry and keeps to the deadline of ctx.
 	Submit(ctx context.Context, p store.Path, s []store.Sample) (Result, error)
 }
 
@@ -39,6 +40,7 @@ type Result struct {
 	Accepted int               // samples accepted, from the front
 	Put      map[string][]byte // values to write to the sink's key/value area together with the new position
 	Delete   []string          // keys to remove from it
+	Again    bool              // a Concurrent sink wants to be offered what is left at once, and not at the next interval
 }
 
 // Transactional is a Sink whose acceptance is provisional: it becomes final, all or nothing, when the store's transaction with the
@@ -57,6 +59,16 @@ type Transactional interface {
 	Sync(ctx context.Context) error
 }
 
+// Concurrent is a Sink that takes samples of several paths at a time, each path's in order as ever. It suits a sink that has to wait
+// long for each batch. It is asked at each interval and not whenever something new is in the store, and a path that fails is tried
+// again on its own: it holds back none of the others.
+type Concurrent interface {
+	Sink
+
+	// Concurrency is how many calls of Submit may be under way at once, at least 1.
+	Concurrency() int
+}
+
 // Refusal is the error of a Sink that will never take the next Count samples behind the accepted ones. They are counted as dropped.
 type Refusal struct {
 	Reason string // metric label: from a closed list, snake case
@@ -64,6 +76,12 @@ type Refusal struct {
 }
 
 func (r *Refusal) Error() string { return fmt.Sprintf("%d samples refused: %s", r.Count, r.Reason) }
+
+// Setback is an error of a Sink that another attempt before the next interval would only meet again.
+type Setback struct{ Err error }
+
+func (s *Setback) Error() string { return s.Err.Error() }
+func (s *Setback) Unwrap() error { return s.Err }
 
 // log is the part of *store.Log that delivering needs.
 type log interface {

@@ -24,6 +24,7 @@ type transaction struct {
 	update   store.Update
 	outcomes []outcome
 	taken    int // samples accepted or refused
+	again    bool
 }
 
 func (t *transaction) empty() bool {
@@ -32,6 +33,7 @@ func (t *transaction) empty() bool {
 
 func (t *transaction) add(o outcome, samples []store.Sample, r Result) {
 	u := &t.update
+	t.again = t.again || r.Again
 	if n := o.accepted + o.refused; n > 0 {
 		if u.Positions == nil {
 			u.Positions = make(map[store.PathID]uint64)
