@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doublezero knows all that xtwamp knows of the DoubleZero network.
 package doublezero
 
 import (

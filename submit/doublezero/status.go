@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doublezero
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// clockSlack is how far the device's clock may be behind the ledger's.
+const clockSlack = 5 * time.Second
+
+// clock is how the device's clock stands to the ledger's.
+type clock struct {
+	hold   string    // why nothing is submitted; "": it is right
+	steady time.Time // since when it has been right; zero: it is not
+}
+
+// clockAgrees reports whether the device's clock may be right, and says so when that changes.
+func (s *Sink) clockAgrees(now tip) bool {
+	device := time.Now()
+	hold := ""
+	switch behind := now.time.Sub(device); {
+	case device.Before(s.cfg.Built):
+		hold = fmt.Sprintf("clock at %s, before this program was built", device.UTC().Format(time.RFC3339))
+	case behind > clockSlack:
+		hold = fmt.Sprintf("clock %s behind the ledger", behind.Truncate(time.Second))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.clock.hold
+	s.clock.hold = hold
+	switch {
+	case hold == "" && s.clock.steady.IsZero():
+		s.clock.steady = device
+	case hold != "":
+		s.clock.steady = time.Time{}
+	}
+	switch {
+	case hold != "" && was == "":
+		s.logger.Error("holding all samples back", zap.String("reason", hold))
+	case hold == "" && was != "":
+		s.logger.Info("the clock agrees with the ledger again")
+	}
+	return hold == ""
+}
+
+// clockSteadyFor reports whether the clock has been right for so long.
+func (s *Sink) clockSteadyFor(d time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.clock.steady.IsZero() && time.Since(s.clock.steady) >= d
+}
+
+const (
+	balanceEvery = 10 * time.Minute
+	// enoughFor is how long the payer's balance has to last, so that it is filled up in time.
+	enoughFor = 3 * 24 * time.Hour
+
+	lamportsPerSample = 27_840 // rent of four bytes
+	lamportsPerWrite  = 5_000  // fee
+)
+
+// wallet is what the payer has.
+type wallet struct {
+	lamports uint64
+	known    bool
+	next     time.Time // when to look again
+	low      bool
+}
+
+// pay looks at the payer's balance now and then.
+func (s *Sink) pay(ctx context.Context) {
+	s.mu.Lock()
+	due := !time.Now().Before(s.wallet.next)
+	if due {
+		s.wallet.next = time.Now().Add(balanceEvery)
+	}
+	s.mu.Unlock()
+	if !due {
+		return
+	}
+	lamports, err := s.client.getBalance(ctx, s.cfg.Keypair.Public(), finalized)
+	if err != nil {
+		return // if that lasts, much else fails and says so
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	perDay := float64(24*time.Hour) * float64(len(s.paths)) *
+		(lamportsPerSample/float64(s.cfg.SampleInterval) + lamportsPerWrite/float64(s.cfg.FlushInterval))
+	lasts := time.Duration(float64(24*time.Hour) * float64(lamports) / max(perDay, 1))
+	low := lasts < enoughFor
+	switch {
+	case low && !s.wallet.low:
+		s.logger.Error("the payer's balance will soon be used up", zap.Stringer("payer", s.cfg.Keypair.Public()),
+			zap.Uint64("lamports", lamports), zap.Duration("lasts", lasts.Truncate(time.Minute)))
+	case !low && s.wallet.low:
+		s.logger.Info("the payer's balance was filled up", zap.Uint64("lamports", lamports))
+	}
+	s.wallet.lamports, s.wallet.known, s.wallet.low = lamports, true, low
+}
+
+// AccountStatus is one account that is, or was, written.
+type AccountStatus struct {
+	Path    string
+	Epoch   uint64
+	Address Pubkey
+	Samples uint32            // that it holds, of MaxSamples
+	Start   time.Time         // of its first sample; zero: none
+	Zeros   map[string]uint32 // that we wrote, by cause
+	Other   bool              // somebody else writes to it
+	Shut    string            // why nothing of ours will be in it; "": it will
+}
+
+// Status is the state of the sink.
+type Status struct {
+	Accounts []AccountStatus   // by path and epoch
+	Zeros    map[string]uint64 // written since New, by cause
+	Hold     string            // why nothing is submitted; "": it is
+	Payer    Pubkey
+	Balance  uint64 // lamports
+	Funded   bool   // Balance is known
+	Epoch    uint64 // of the ledger, 0: not known
+	Slot     uint64 // finalized
+}
+
+// Status may be called from any goroutine.
+func (s *Sink) Status() Status {
+	now := s.chain.cached()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{
+		Hold: s.clock.hold, Payer: s.cfg.Keypair.Public(),
+		Balance: s.wallet.lamports, Funded: s.wallet.known, Epoch: now.epoch, Slot: now.slot,
+	}
+	for _, p := range s.paths {
+		for epoch, a := range p.accounts {
+			s.tell(p, a)
+			as := AccountStatus{
+				Path: p.Name, Epoch: epoch, Address: a.address, Other: a.other, Shut: a.shut, Samples: a.told.Next, Zeros: a.told.Zeros,
+			}
+			if as.Samples > 0 {
+				as.Start = time.UnixMicro(int64(a.told.StartUS))
+			}
+			st.Accounts = append(st.Accounts, as)
+		}
+	}
+	st.Zeros = maps.Clone(s.zeros)
+	slices.SortFunc(st.Accounts, func(a, b AccountStatus) int {
+		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
+	})
+	return st
+}
+
+// tell takes note of what was committed of an account. What cannot be read now is told the next time. The caller holds s.mu.
+func (s *Sink) tell(p *path, a *account) {
+	var r record
+	if known, err := load(s.cfg.Log, recordKey(p.Path, a.key.Epoch), &r); err != nil || !known || r.Account != a.address {
+		return
+	}
+	for cause, n := range r.Zeros {
+		if before := a.told.Zeros[cause]; n > before {
+			s.zeros[cause] += uint64(n - before)
+		}
+	}
+	a.told = r
+}
