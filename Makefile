@@ -54,7 +54,7 @@ bench: need-root build ## run all benchmarks, or the parts in BENCH (latency ans
 	scripts/setup.sh ip ping
 	go run ./scripts/bench $(BENCH)
 
-demo: build ## two switches in network namespaces, measured for DEMO_SECONDS (20); needs root and iproute2
+demo: build ## two switches in network namespaces, measured for DEMO_SECONDS (60); needs root and iproute2
 	scripts/demo.sh
 
 clean: ## remove what the other targets built

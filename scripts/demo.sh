@@ -4,19 +4,20 @@
 # Usage: scripts/demo.sh
 #
 # Two "switches", each a network namespace with a running xtwamp, joined by two links, measure each other for
-# DEMO_SECONDS (20). Then their samples are read back from the store, and everything is removed again, also after
-# Ctrl-C or a failure. With DEMO_KEEP=1 it goes on until it is stopped and prints how to look around.
-# Needs root, iproute2 and bin/xtwamp (make build).
+# DEMO_SECONDS (60) and submit to a ledger with two endpoints, in a namespace of its own. In the middle the ledger is
+# out for a quarter of the time, and an epoch ends. Then the samples are read back from the stores and compared with the
+# ledger's accounts, and everything is removed again, also after Ctrl-C or a failure. With DEMO_KEEP=1 it goes on until
+# it is stopped and prints how to look around. Needs root, iproute2, Go and bin/xtwamp (make build).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly seconds=${DEMO_SECONDS:-20} keep=${DEMO_KEEP:-0}
+readonly seconds=${DEMO_SECONDS:-60} keep=${DEMO_KEEP:-0}
 readonly xtwamp=$PWD/bin/xtwamp
-readonly a=xtwamp-demo-$$-a b=xtwamp-demo-$$-b
-daemons=() namespaces=()
+readonly a=xtwamp-demo-$$-a b=xtwamp-demo-$$-b l=xtwamp-demo-$$-l
+daemons=() ledger='' namespaces=()
 
-if ! [[ $seconds =~ ^[1-9][0-9]*$ ]]; then
-	echo "demo: DEMO_SECONDS=$seconds: expected a number of seconds above 0" >&2
+if ! [[ $seconds =~ ^[1-9][0-9]*$ ]] || ((seconds < 30)); then
+	echo "demo: DEMO_SECONDS=$seconds: expected a number of seconds, 30 or more" >&2
 	exit 2
 fi
 if ((EUID != 0)); then
@@ -35,10 +36,10 @@ cleanup() {
 	local status=$? pid ns
 	trap - EXIT
 	trap '' INT TERM # cleaning up is not to be cut off
-	for pid in "${daemons[@]}"; do
+	for pid in "${daemons[@]}" $ledger; do
 		kill -TERM "$pid" 2>/dev/null || true
 	done
-	for pid in "${daemons[@]}"; do
+	for pid in "${daemons[@]}" $ledger; do
 		wait "$pid" 2>/dev/null || true
 	done
 	for ns in "${namespaces[@]}"; do
@@ -66,11 +67,32 @@ config() {
 		store: {path: $dir/$side/samples.db, commit_interval: 1s, min_free_bytes: 1MiB}
 		probe: {interval: 250ms, timeout: 500ms, late_window: 500ms}
 		targets:
-		  - {name: $side-$peer-1, address: 172.16.1.$(host "$peer"), interface: eth1, labels: {link: "1"}}
-		  - {name: $side-$peer-2, address: "fd00:2::$(host "$peer")", interface: eth2, dscp: 46, labels: {link: "2"}}
+		  - {name: $side-$peer-1, address: 172.16.1.$(host "$peer"), interface: eth1, labels: $(labels 1 "$peer")}
+		  - {name: $side-$peer-2, address: "fd00:2::$(host "$peer")", interface: eth2, dscp: 46, labels: $(labels 2 "$peer")}
+		doublezero:
+		  telemetry_program: $(known program telemetry)
+		  rpc_urls: [http://10.99.$(host "$side").1:8899, http://10.99.$(host "$side").1:8898]
+		  device: $(known device "$side")
+		  keypair_file: $dir/$side.key
 		submit:
+		  doublezero: {enabled: true, interval: 2s, sample_interval: 250ms}
 		  file: {enabled: true, directory: $dir/$side/out}
 	END
+}
+
+# known KIND NAME [N]: a public key that the ledger told, the Nth of that name.
+known() { awk -v kind="$1" -v name="$2" -v n="${3:-1}" '$1 == kind && $2 == name && ++seen == n { print $3 }' "$dir/ledger.out"; }
+
+labels() { echo "{doublezero.link: $(known link a:b "$1"), doublezero.target: $(known device "$2")}"; }
+
+# tell REQUEST: steers the ledger.
+tell() {
+	# shellcheck disable=SC2016 # for the inner shell
+	ip netns exec "$l" bash -c '
+		exec 3<>/dev/tcp/127.0.0.1/8880
+		printf "POST /%s HTTP/1.0\r\nContent-Length: 0\r\n\r\n" "$1" >&3
+		read -r _ status _ <&3
+		[[ $status == 204 ]]' - "$1"
 }
 
 host() { [[ $1 == a ]] && echo 0 || echo 1; }
@@ -95,7 +117,7 @@ metrics() {
 }
 
 heading 'Two switches, two links'
-for ns in "$a" "$b"; do
+for ns in "$a" "$b" "$l"; do
 	ip netns add "$ns"
 	namespaces+=("$ns")
 	ip -n "$ns" link set lo up
@@ -109,8 +131,26 @@ for n in 1 2; do
 		ip -n "$ns" link set "eth$n" up
 	done
 done
+for side in a b; do
+	ns=$([[ $side == a ]] && echo "$a" || echo "$b")
+	ip link add mgmt netns "$ns" type veth peer name "mgmt-$side" netns "$l"
+	ip -n "$ns" addr add "10.99.$(host "$side").2/30" dev mgmt
+	ip -n "$l" addr add "10.99.$(host "$side").1/30" dev "mgmt-$side"
+	ip -n "$ns" link set mgmt up
+	ip -n "$l" link set "mgmt-$side" up
+done
 ip -n "$a" -br addr show | sed 's/^/  switch-a  /'
 ip -n "$b" -br addr show | sed 's/^/  switch-b  /'
+
+# A slot of 50 ms in place of 400 ms: a write is final after 1.6 s.
+go build -o "$dir/demoledger" ./scripts/demoledger
+ip netns exec "$l" "$dir/demoledger" -listen 0.0.0.0:8899 -listen 0.0.0.0:8898 -control 127.0.0.1:8880 -slot-time 50ms \
+	-device "a=$dir/a.key" -device "b=$dir/b.key" -link a:b:172.16.1.0/31 -link a:b:172.16.2.0/31 >"$dir/ledger.out" 2>"$dir/ledger.log" &
+ledger=$!
+until grep -q '^ready$' "$dir/ledger.out"; do
+	kill -0 "$ledger" || exit 1
+	sleep 0.1
+done
 
 start a "$a" b
 start b "$b" a
@@ -121,6 +161,7 @@ if [[ $keep == 1 ]]; then
 		  $xtwamp samples --socket $dir/a.sock --since 10s
 		  ip netns exec $a $xtwamp ping 172.16.1.1
 		  ip netns exec $a bash                            # then: tc filter show dev eth1 ingress
+		  ip netns exec $a $xtwamp ledger verify --config $dir/a.yml --socket $dir/a.sock
 		  tail -f $dir/a.log $dir/a/out/*.ndjson
 	END
 	wait -n "${daemons[@]}"
@@ -128,9 +169,19 @@ if [[ $keep == 1 ]]; then
 	exit 1
 fi
 
-heading "Measuring for $seconds s"
-deadline=$((SECONDS + seconds))
-while ((SECONDS < deadline)); do
+heading "Measuring for $seconds s, submitting every 2 s"
+begin=$SECONDS out=0
+while ((SECONDS - begin < seconds)); do
+	if ((out == 0 && SECONDS - begin >= seconds / 4)); then
+		printf '\n  the ledger is out: one endpoint answers 503, the other not at all; and an epoch ends\n'
+		tell "fault?kind=503&address=0.0.0.0:8899&for=$((seconds / 4))s"
+		tell "fault?kind=silence&address=0.0.0.0:8898&for=$((seconds / 4))s"
+		tell rollover
+		out=1
+	elif ((out == 1 && SECONDS - begin >= seconds / 2)); then
+		printf '\n  the ledger is back\n'
+		out=2
+	fi
 	for pid in "${daemons[@]}"; do
 		if ! kill -0 "$pid" 2>/dev/null; then
 			echo 'demo: a daemon has ended by itself' >&2
@@ -144,7 +195,7 @@ echo
 
 heading 'Metrics of switch-a'
 metrics "$a" >"$dir/metrics"
-grep -E '^xtwamp_(probes_(sent|received|lost)_total|timestamps_total|attach_info|datapath_packets_total|reflector_packets_total|store_samples_recorded_total|samples_(offered|delivered)_total)' "$dir/metrics" |
+grep -E '^xtwamp_(probes_(sent|received|lost)_total|timestamps_total|attach_info|datapath_packets_total|reflector_packets_total|store_samples_recorded_total|samples_(offered|delivered|waiting)_total|samples_waiting|ledger_account_samples|ledger_zeros|ledger_endpoint_(up|in_use|requests_total))' "$dir/metrics" |
 	grep -v ' 0$' | sed 's/^/  /'
 
 heading 'An operator looks by hand: xtwamp ping'
@@ -179,8 +230,17 @@ heading 'The last samples of switch-a, from its store'
 	tail -n 6 | sed 's/^/  /'
 )
 
-heading 'Summary'
+heading 'What switch-a logged of the ledger'
+grep '"logger":"submit' "$dir/a.log" | sed -E 's/.*"level":"([a-z]+)","ts":"[^T]*T([^.]*)[^"]*","logger":"([^"]*)","msg":"([^"]*)",?(.*)\}/  \2 \1 \3: \4 \5/'
+
+heading 'The ledger compared with the stores: xtwamp ledger verify'
 status=0
+for side in a b; do
+	ns=$([[ $side == a ]] && echo "$a" || echo "$b")
+	ip netns exec "$ns" "$xtwamp" ledger verify --config "$dir/$side.yml" --store "$dir/$side/samples.db" | sed 's/^/  /' || status=1
+done
+
+heading 'Summary'
 for side in a b; do
 	"$xtwamp" samples --store "$dir/$side/samples.db" --json >"$dir/$side.ndjson"
 	stored=$(wc -l <"$dir/$side.ndjson")

@@ -26,15 +26,16 @@ import (
 // config is the configuration file with every default filled in.
 // testdata/reference.yml documents its keys.
 type config struct {
-	Device    string          `yaml:"device"`
-	Log       logConfig       `yaml:"log"`
-	Control   controlConfig   `yaml:"control"`
-	Web       webConfig       `yaml:"web"`
-	Store     storeConfig     `yaml:"store"`
-	Probe     probeConfig     `yaml:"probe"`
-	Reflector reflectorConfig `yaml:"reflector"`
-	Targets   []targetConfig  `yaml:"targets"`
-	Submit    submitConfig    `yaml:"submit"`
+	Device     string           `yaml:"device"`
+	Log        logConfig        `yaml:"log"`
+	Control    controlConfig    `yaml:"control"`
+	Web        webConfig        `yaml:"web"`
+	Store      storeConfig      `yaml:"store"`
+	Probe      probeConfig      `yaml:"probe"`
+	Reflector  reflectorConfig  `yaml:"reflector"`
+	Targets    []targetConfig   `yaml:"targets"`
+	DoubleZero doublezeroConfig `yaml:"doublezero"`
+	Submit     submitConfig     `yaml:"submit"`
 }
 
 type logConfig struct {
@@ -97,7 +98,8 @@ type targetConfig struct {
 }
 
 type submitConfig struct {
-	File fileConfig `yaml:"file"`
+	DoubleZero ledgerConfig `yaml:"doublezero"`
+	File       fileConfig   `yaml:"file"`
 }
 
 type fileConfig struct {
@@ -123,7 +125,7 @@ func defaultConfig(hostname string) config {
 		},
 		Probe:     fromTarget(target.Defaults()),
 		Reflector: reflectorConfig{Enabled: true, Listen: []string{":862"}, Mode: "auto", RateLimit: 1000, ExtendShort: true},
-		Submit:    submitConfig{File: fileConfig{Directory: "/var/lib/xtwamp/out", RotateBytes: 64 << 20, Keep: 20}},
+		Submit:    submitConfig{DoubleZero: defaultLedger(), File: fileConfig{Directory: "/var/lib/xtwamp/out", RotateBytes: 64 << 20, Keep: 20}},
 	}
 }
 
@@ -381,6 +383,7 @@ func (c *config) check() (errs []*configError) {
 		}
 	}
 	c.checkTargets(bad)
+	c.checkLedger(bad)
 	return errs
 }
 
@@ -500,6 +503,7 @@ func (c *config) targets() ([]target.Target, error) {
 		if out[i], err = c.target(tc); err != nil {
 			return nil, err
 		}
+		out[i].Labels = ledgerLabels(out[i])
 	}
 	return out, nil
 }

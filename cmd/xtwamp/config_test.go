@@ -22,6 +22,7 @@ func TestReferenceIsTheDefault(t *testing.T) {
 	}
 	want := defaultConfig("ams-dz001")
 	want.Reflector.Allow = []string{}
+	want.DoubleZero.RPCURLs = []rpcURL{}
 	want.Targets = []targetConfig{{
 		Name: "ams-lon", Address: "172.16.0.1", Interface: "eth1", Source: "172.16.0.0",
 		Labels: map[string]string{"circuit": "42"},
@@ -95,6 +96,43 @@ targets:
 	}
 }
 
+const (
+	aLink    = "{doublezero.link: 6X6S1cVvHZbYVirtiNqcQz7kDoLCtuMLt8HpGzSc6yDH, doublezero.target: Cpt3doj17dCF6bEhvc7VeAuZbXLD88a1EboTyE8uj6ZL}"
+	ledgerOn = `doublezero:
+  {network: devnet, rpc_urls: ["https://a"], device: 4Wr7PQr5kyqCNJo3RKa8675K7ZtQ6fBUeorcexgp49Zp, keypair_file: k}
+submit:
+  doublezero:
+    enabled: true
+    interval: 60s
+`
+)
+
+// A URL's path, query and user may be secret.
+func TestThePrintedConfigurationMasksSecrets(t *testing.T) {
+	c, err := parseConfig("c.yml", []byte(`
+doublezero:
+  rpc_urls:
+  - https://user:s3cr3t@a.example.net/s3cr3t?key=s3cr3t
+  - {url: "https://b.example.net/s3cr3t", addresses: [192.0.2.1]}
+  - http://c.example.net:8899
+`), "host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := printConfig(&out, c); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "s3cr3t") || strings.Contains(out.String(), "user") {
+		t.Errorf("a secret is printed:\n%s", out.String())
+	}
+	for _, want := range []string{"https://a.example.net/...", "https://b.example.net/...", "192.0.2.1", "http://c.example.net:8899"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the printed configuration lacks %q:\n%s", want, out.String())
+		}
+	}
+}
+
 func TestConfigErrors(t *testing.T) {
 	const target = "targets:\n- {name: a, address: 192.0.2.1"
 	tests := []struct {
@@ -145,6 +183,31 @@ func TestConfigErrors(t *testing.T) {
 		{"file sink", "submit:\n  file: {enabled: true, directory: \"\", keep: 0}\n", []string{
 			`c.yml:2: submit.file.directory: empty: expected a directory`,
 			`c.yml:2: submit.file.keep: 0: expected at least 1`,
+		}},
+		{"a ledger without what it needs", "submit:\n  doublezero: {enabled: true, max_concurrency: 0}\n", []string{
+			`c.yml: doublezero.rpc_urls: empty: expected the URLs of the ledger, as submit.doublezero is enabled`,
+			`c.yml: doublezero.network: empty: expected a network, or doublezero.telemetry_program, as submit.doublezero is enabled`,
+			`c.yml: doublezero.device: empty: expected the public key of this device, as submit.doublezero is enabled`,
+			`c.yml: doublezero.keypair_file: empty: expected the file of the key pair that signs and pays, as submit.doublezero is enabled`,
+			`c.yml:2: submit.doublezero.max_concurrency: 0: expected 1 to 100`,
+		}},
+		{"bad keys of the network", "doublezero:\n  network: moonnet\n  device: xyz\n  rpc_urls: [\"ftp://a/s3cr3t\", {url: \"https://a\", addresses: [b]}]\n", []string{
+			`c.yml:2: doublezero.network: "moonnet": expected one of devnet, mainnet-beta, testnet`,
+			`c.yml:4: doublezero.rpc_urls[0]: expected a URL like https://ledger.example.net/path`,
+			`c.yml:4: doublezero.rpc_urls[1]: "b": expected an IP address`,
+			`c.yml:3: doublezero.device: public key "xyz": 3 bytes in base58, expected 32`,
+		}},
+		{"a URL that is none of both", "doublezero:\n  rpc_urls: [[1]]\n", []string{
+			`c.yml:2: doublezero.rpc_urls[0]: expected a URL, or url and addresses`,
+		}},
+		{"half a link", target + ", labels: {doublezero.link: 6X6S1cVvHZbYVirtiNqcQz7kDoLCtuMLt8HpGzSc6yDH}}\n", []string{
+			`c.yml:2: targets[0].labels: doublezero.target: missing`,
+		}},
+		{"a probe interval that does not fit", ledgerOn + "targets:\n- {name: a, address: 192.0.2.1, interval: 3s, labels: " + aLink + "}\n", []string{
+			`c.yml:8: targets[0].labels: probe interval 3s: expected submit.doublezero.sample_interval, 10s, to be a whole multiple of it`,
+		}},
+		{"merged probes without filling", ledgerOn + "    fill_gaps: false\ntargets:\n- {name: a, address: 192.0.2.1, interval: 5s, labels: " + aLink + "}\n", []string{
+			`c.yml:9: targets[0].labels: probe interval 5s: expected submit.doublezero.sample_interval, 10s, to be the same, as fill_gaps is off`,
 		}},
 	}
 	for _, tt := range tests {

@@ -93,7 +93,7 @@ they count.`,
 		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.AddCommand(newRunCommand(e), newPingCommand(e), newReflectCommand(e), newSamplesCommand(e),
-		newConfigCommand(e), newVersionCommand(e))
+		newLedgerCommand(e), newConfigCommand(e), newVersionCommand(e))
 	// What fails before a command runs is a matter of how it was called.
 	code := 2
 	for _, c := range allCommands(root) {

@@ -19,12 +19,12 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files")
 
-// families describes metrics without their values: name, type, labels, help.
-func families(gathered []*dto.MetricFamily) string {
+// families describes the metrics whose names begin alike without their values: name, type, labels, help.
+func families(gathered []*dto.MetricFamily, prefix string) string {
 	var b strings.Builder
 	for _, f := range gathered {
 		switch name := f.GetName(); {
-		case !strings.HasPrefix(name, "xtwamp_"):
+		case !strings.HasPrefix(name, prefix):
 			continue
 		case name == "xtwamp_oldest_waiting_sample_timestamp_seconds":
 			continue // there only while something waits
@@ -43,6 +43,24 @@ func families(gathered []*dto.MetricFamily) string {
 		fmt.Fprintf(&b, "%s %s {%s} %s\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(names, ","), f.GetHelp())
 	}
 	return b.String()
+}
+
+// checkGolden compares with a file of testdata, or writes it.
+func checkGolden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("families (-want +got); after a meant change run go test -update:\n%s", diff)
+	}
 }
 
 func TestMetrics(t *testing.T) {
@@ -70,20 +88,7 @@ func TestMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden := filepath.Join("testdata", "metrics.golden")
-	got := families(gathered)
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("families (-want +got); after a meant change run go test -update:\n%s", diff)
-	}
+	checkGolden(t, "metrics.golden", families(gathered, "xtwamp_"))
 	problems, err := promlint.NewWithMetricFamilies(gathered).Lint()
 	if err != nil {
 		t.Fatal(err)

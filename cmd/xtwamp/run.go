@@ -26,6 +26,7 @@ import (
 	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/probe/target"
 	"github.com/xtwamp/xtwamp/submit"
+	"github.com/xtwamp/xtwamp/submit/doublezero"
 	"github.com/xtwamp/xtwamp/submit/file"
 )
 
@@ -67,6 +68,17 @@ type seams struct {
 	storeFault func(operation string)
 	sink       func(submit.Sink) submit.Sink
 	web        func(http.Handler) http.Handler
+	network    network // to the ledger; zero: the system's
+	engine     func(probe.Config) (*probe.Engine, error)
+	noSync     bool // the store does not wait for the disk
+}
+
+// wrap puts a test's sink around s.
+func (m seams) wrap(s submit.Sink) submit.Sink {
+	if m.sink == nil {
+		return s
+	}
+	return m.sink(s)
 }
 
 // daemon is a running xtwamp: the measuring core, and around it, under one
@@ -85,6 +97,8 @@ type daemon struct {
 	store     atomic.Pointer[store.Log]      // nil until it is open
 	recorder  atomic.Pointer[probe.Recorder] // nil until the store is open
 	reflector atomic.Pointer[probe.Reflector]
+	ledger    atomic.Pointer[ledger] // nil while samples do not go there
+	keypair   *doublezero.Keypair    // nil: nothing is to be signed
 
 	mu         sync.Mutex
 	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
@@ -103,8 +117,16 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
+	keypair, err := readKeypair(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if s.network.dial == nil {
+		s.network = systemNetwork()
+	}
 	d := &daemon{
 		cfg:        cfg,
+		keypair:    keypair,
 		log:        log,
 		seams:      s,
 		supervisor: newSupervisor(log),
@@ -122,7 +144,11 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 	d.histograms = newHistograms(targets, cfg.Web.PerPathHistograms, guard)
 	d.registry = d.newRegistry()
 	d.ring = probe.NewRing(memoryFor(targets, time.Duration(cfg.Store.CommitInterval)))
-	d.engine, err = probe.New(probe.Config{
+	newEngine := probe.New
+	if s.engine != nil {
+		newEngine = s.engine
+	}
+	d.engine, err = newEngine(probe.Config{
 		Device:    cfg.Device,
 		Namespace: s.namespace,
 		Targets:   targets,
@@ -177,6 +203,17 @@ func (d *daemon) run(ctx context.Context) error {
 				return nil
 			}
 			return d.submitFiles(ctx)
+		})
+	}
+	if d.cfg.Submit.DoubleZero.Enabled {
+		if every := time.Duration(d.cfg.Submit.DoubleZero.SampleInterval); every < leastSampleInterval {
+			d.log.Warn("accounts of the ledger will be full before their epoch ends", zap.Duration("sample_interval", every))
+		}
+		submitting.startLoop("sink "+doublezero.Name, func(ctx context.Context) error {
+			if !await(ctx, opened) {
+				return nil
+			}
+			return d.submitToLedger(ctx)
 		})
 	}
 	if d.cfg.Reflector.Enabled {
@@ -270,6 +307,7 @@ func (d *daemon) openStore() error {
 		Boot:         strings.TrimSpace(string(boot)),
 		LockTimeout:  time.Second,
 		Logger:       d.log.Named("store"),
+		NoSync:       d.seams.noSync,
 		Fault:        d.seams.storeFault,
 	})
 	if err != nil {
@@ -298,7 +336,12 @@ func (d *daemon) openStore() error {
 // enableSinks makes the sinks known to the store before the first sample is in it, so that a new one gets them all.
 func (d *daemon) enableSinks(log *store.Log) error {
 	if d.cfg.Submit.File.Enabled {
-		return log.Enable(file.Name, false, func(store.Path) bool { return true })
+		if err := log.Enable(file.Name, false, func(store.Path) bool { return true }); err != nil {
+			return err
+		}
+	}
+	if l := d.cfg.Submit.DoubleZero; l.Enabled {
+		return log.Enable(doublezero.Name, l.Backfill, doublezero.Takes)
 	}
 	return nil
 }
@@ -315,23 +358,23 @@ func (d *daemon) submitFiles(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var s submit.Sink = sink
-	if d.seams.sink != nil {
-		s = d.seams.sink(s)
-	}
-	submitter, err := submit.New(submit.Config{
-		Log:      log,
-		Sink:     s,
-		Interval: max(time.Second, time.Duration(d.cfg.Store.CommitInterval)),
-		Logger:   d.log.Named("submit"),
-		Beat:     d.loops.beat("sink " + s.Name()),
+	return d.runSubmitter(ctx, submit.Config{
+		Log: log, Sink: d.seams.wrap(sink), Interval: max(time.Second, time.Duration(d.cfg.Store.CommitInterval)),
 	})
+}
+
+// runSubmitter runs a submitter and lets metrics see it.
+func (d *daemon) runSubmitter(ctx context.Context, c submit.Config) error {
+	name := c.Sink.Name()
+	c.Logger = d.log.Named("submit")
+	c.Beat = d.loops.beat("sink " + name)
+	submitter, err := submit.New(c)
 	if err != nil {
 		return err
 	}
 	d.mu.Lock()
-	d.submitters = slices.DeleteFunc(d.submitters, func(old sinkStatus) bool { return old.name == s.Name() })
-	d.submitters = append(d.submitters, sinkStatus{s.Name(), submitter})
+	d.submitters = slices.DeleteFunc(d.submitters, func(old sinkStatus) bool { return old.name == name })
+	d.submitters = append(d.submitters, sinkStatus{name, submitter})
 	d.mu.Unlock()
 	return submitter.Run(ctx)
 }

@@ -265,10 +265,7 @@ func samples(ctx context.Context, e env, o samplesOptions) error {
 		return err
 	}
 	if o.file != "" {
-		log, err := store.OpenReadOnly(o.file, time.Second)
-		if errors.Is(err, store.ErrLocked) {
-			return fmt.Errorf("%w: a running daemon holds it; ask the daemon by leaving out --store", err)
-		}
+		log, err := openStoreFile(o.file)
 		if err != nil {
 			return err
 		}
@@ -295,6 +292,15 @@ func samples(ctx context.Context, e env, o samplesOptions) error {
 		}
 		return scan.Err()
 	})
+}
+
+// openStoreFile opens the store of a stopped daemon.
+func openStoreFile(file string) (*store.Log, error) {
+	log, err := store.OpenReadOnly(file, time.Second)
+	if errors.Is(err, store.ErrLocked) {
+		return nil, fmt.Errorf("%w: a running daemon holds it; ask the daemon by leaving out --store", err)
+	}
+	return log, err
 }
 
 // printSamples prints what each gives, as JSON lines or as a table.

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/submit"
+	"github.com/xtwamp/xtwamp/submit/doublezero"
+	"github.com/xtwamp/xtwamp/submit/endpoint"
+)
+
+// leastSampleInterval is how often an account can take a sample until its epoch, of about two days, is over.
+const leastSampleInterval = 5 * time.Second
+
+// ledger is the way into the ledger while it is open.
+type ledger struct {
+	pool *endpoint.Pool
+	sink *doublezero.Sink
+}
+
+// network is how the ledger is reached; tests put another in its place.
+type network struct {
+	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	tls    *tls.Config
+}
+
+func systemNetwork() network {
+	return network{
+		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		},
+		dial: new(net.Dialer).DialContext,
+	}
+}
+
+// newPool makes the pool of the configured endpoints.
+func newPool(c doublezeroConfig, n network, state endpoint.State, beat func(time.Duration), log *zap.Logger) (*endpoint.Pool, error) {
+	cfg := endpoint.Config{
+		Lookup: n.lookup, Dial: n.dial, Check: doublezero.Check, TLS: n.tls, State: state, Logger: log, Beat: beat,
+	}
+	for _, u := range c.RPCURLs {
+		e, err := u.endpoint()
+		if err != nil {
+			return nil, err
+		}
+		cfg.URLs = append(cfg.URLs, e)
+	}
+	return endpoint.New(cfg)
+}
+
+// endpointState keeps the pool's memory in the ledger sink's area of the store.
+type endpointState struct{ log *store.Log }
+
+const endpointKey = "endpoints"
+
+func (s endpointState) Load() ([]byte, error) { return s.log.Get(doublezero.Name, endpointKey) }
+
+func (s endpointState) Save(b []byte) error {
+	return s.log.Commit(doublezero.Name, store.Update{Put: map[string][]byte{endpointKey: b}})
+}
+
+// submitToLedger runs the ledger sink and what it needs.
+func (d *daemon) submitToLedger(ctx context.Context) error {
+	c, l, log := d.cfg.DoubleZero, d.cfg.Submit.DoubleZero, d.store.Load()
+	program, err := c.program()
+	if err != nil {
+		return err
+	}
+	device, err := doublezero.ParsePubkey(c.Device)
+	if err != nil {
+		return err
+	}
+	logger := d.log.Named("submit")
+	pool, err := newPool(c, d.seams.network, endpointState{log}, d.loops.beat("endpoints"), logger)
+	if err != nil {
+		return err
+	}
+	sink := doublezero.New(doublezero.Config{
+		Endpoints: pool, Log: log, Keypair: d.keypair, Program: program, Device: device, Version: version, Commit: commit, Built: built(),
+		SampleInterval: time.Duration(l.SampleInterval), FlushInterval: time.Duration(l.Interval), FillGaps: l.FillGaps,
+		MaxConcurrency: l.MaxConcurrency, Logger: logger,
+	})
+	d.ledger.Store(&ledger{pool: pool, sink: sink})
+	defer d.ledger.Store(nil)
+
+	// The pool outlives the submitter's last flush.
+	reaching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() {
+		defer d.loops.ended("endpoints")
+		ended <- d.supervisor.guard("endpoints", func() error { return pool.Run(reaching) })
+		stop()
+	}()
+	submitting, abandon := context.WithCancel(ctx)
+	defer context.AfterFunc(reaching, abandon)() // a pool that panicked takes the submitter with it; both are started again
+	err = d.runSubmitter(submitting, submit.Config{Log: log, Sink: d.seams.wrap(sink), Interval: time.Duration(l.Interval), Backfill: l.Backfill})
+	stop()
+	return errors.Join(err, <-ended)
+}
+
+// built is when this program was built, the zero time if it does not know.
+func built() time.Time {
+	t, err := time.Parse(time.RFC3339, date)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// readKeypair reads the key pair if something is to be signed.
+func readKeypair(cfg *config) (*doublezero.Keypair, error) {
+	if !cfg.Submit.DoubleZero.Enabled {
+		return nil, nil
+	}
+	k, err := doublezero.ReadKeypair(cfg.DoubleZero.KeypairFile)
+	if err != nil {
+		return nil, fmt.Errorf("doublezero.keypair_file: %w", err)
+	}
+	return k, nil
+}
+
+var (
+	descZeros       = desc("ledger_zeros_written_total", "Values without data written to the ledger, by why there is none.", "reason")
+	descAccount     = desc("ledger_account_samples", "Samples in the path's account of the newest epoch that was written, of 35,000.", "path")
+	descOtherWriter = desc("ledger_other_writer", "1 if somebody else writes to the path's account.", "path")
+	descBalance     = desc("ledger_payer_balance_lamports", "What the payer has.")
+	descClockHold   = desc("ledger_clock_hold", "1 while samples are held back because the clock is wrong.")
+	descEndpointUp  = desc("ledger_endpoint_up", "1 if the endpoint does what it should.", "endpoint")
+	descInUse       = desc("ledger_endpoint_in_use", "1 for the endpoint that calls go to.", "endpoint")
+	descLatency     = desc("ledger_endpoint_latency_seconds", "How long the endpoint takes to answer.", "endpoint")
+	descSlotLag     = desc("ledger_endpoint_slot_lag", "Slots that the endpoint is behind the median of all.", "endpoint")
+	descRequests    = desc("ledger_endpoint_requests_total", "Requests to the endpoint.", "endpoint", "result")
+)
+
+func (c *collector) collectLedger(counter counterFunc, gauge gaugeFunc) {
+	l := c.daemon.ledger.Load()
+	if l == nil {
+		return
+	}
+	s := l.sink.Status()
+	for reason, n := range s.Zeros {
+		counter(descZeros, n, reason)
+	}
+	newest := make(map[string]doublezero.AccountStatus)
+	for _, a := range s.Accounts { // by path and epoch
+		newest[a.Path] = a
+	}
+	for path, a := range newest {
+		gauge(descAccount, float64(a.Samples), path)
+		gauge(descOtherWriter, truth(a.Other), path)
+	}
+	if s.Funded {
+		gauge(descBalance, float64(s.Balance))
+	}
+	gauge(descClockHold, truth(s.Hold != ""))
+	for _, e := range l.pool.Status() {
+		gauge(descEndpointUp, truth(e.Good), e.Name)
+		gauge(descInUse, truth(e.InUse), e.Name)
+		if e.Latency > 0 {
+			gauge(descLatency, e.Latency.Seconds(), e.Name)
+		}
+		gauge(descSlotLag, float64(e.SlotLag), e.Name)
+		counter(descRequests, e.OK, e.Name, "ok")
+		for kind, n := range e.Faults {
+			counter(descRequests, n, e.Name, kind)
+		}
+	}
+}
