@@ -87,10 +87,27 @@ func TestUsageErrors(t *testing.T) {
 	if err := os.WriteFile(taken, []byte("probe: {dscp: 99}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	links := filepath.Join(t.TempDir(), "links.yml")
+	text := ledgerOn + "targets:\n- {name: a, address: 192.0.2.1, labels: " + aLink + "}\n"
+	if err := os.WriteFile(links, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	none := filepath.Join(t.TempDir(), "none.yml")
+	if err := os.WriteFile(none, []byte(ledgerOn), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plain := filepath.Join(t.TempDir(), "plain.yml")
+	if err := os.WriteFile(plain, []byte("device: a\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	tests := []struct {
 		args []string
 		want string // the one line on stderr begins with it
 	}{
+		{[]string{"run", "--config", links}, "xtwamp: doublezero.keypair_file: "},
+		{[]string{"ledger", "verify", "--config", plain}, "xtwamp: doublezero.rpc_urls, doublezero.device and doublezero.network are needed in the configuration"},
+		{[]string{"ledger", "verify", "--config", none}, "xtwamp: " + none + ": no target with the labels doublezero.link and doublezero.target"},
+		{[]string{"ledger", "verify", "--config", links, "--store", "/no/such/store"}, "xtwamp: open store: open /no/such/store: no such file or directory"},
 		{[]string{"pong"}, `xtwamp: unknown command "pong" for "xtwamp"`},
 		{[]string{"ping"}, "xtwamp: accepts 1 arg(s), received 0 (see xtwamp ping --help)"},
 		{[]string{"ping", "--count", "many", "h"}, `xtwamp: invalid argument "many" for "-c, --count" flag`},

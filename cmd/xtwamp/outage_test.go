@@ -232,6 +232,38 @@ func TestTheOutageOf22Hours(t *testing.T) {
 	})
 }
 
+// Case 1: no answer of the ledger is needed for a single probe, not even at the start.
+func TestMeasuringStartsInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wait(time.Until(time.Date(2026, 7, 29, 12, 0, 0, 0, time.UTC)))
+		l := newLedgerLab(t, 2, ledgertest.Options{SlotIndex: 100_000})
+		defer l.Close()
+		for i, a := range l.addresses {
+			l.Inject(ledgertest.Fault{Kind: []ledgertest.Kind{ledgertest.Unavailable, ledgertest.Blackhole}[i%2], Address: a})
+		}
+		d, _, stop := l.run(func(int, uint64) (time.Duration, bool) { return time.Millisecond, true })
+		defer stop()
+		wait(10 * time.Minute)
+		for _, p := range d.engine.Paths() {
+			if p.Received < 58 || p.Received != p.Sent {
+				t.Errorf("%s: %d sent, %d received in 10 minutes, want 60", p.Target.Name, p.Sent, p.Received)
+			}
+		}
+		totals, err := d.store.Load().Totals(doublezero.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if totals.Waiting != totals.Offered || totals.Offered < 110 {
+			t.Errorf("totals in the outage: %+v", totals)
+		}
+		l.Heal()
+		wait(4 * time.Minute)
+		if totals, err = d.store.Load().Totals(doublezero.Name); err != nil || totals.Delivered < 120 {
+			t.Errorf("totals after it: %+v, %v", totals, err)
+		}
+	})
+}
+
 // wait lets simulated time go by.
 func wait(d time.Duration) { <-time.After(d) }
 
