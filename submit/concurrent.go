@@ -4,6 +4,7 @@ package submit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync"
@@ -26,9 +27,10 @@ type lanes struct {
 	known   map[store.PathID]*lane
 
 	// Under Submitter.mu:
-	failing  int       // lanes whose last attempt failed
-	notUntil time.Time // the far side asked for no call before
-	panicked error     // what the first lane that panicked said
+	failing  int           // lanes whose last attempt failed
+	relief   chan struct{} // closed when one of them got through: the others need not wait any longer
+	notUntil time.Time     // the far side asked for no call before
+	panicked error         // what the first lane that panicked said
 }
 
 // lane is one path on its way to the sink.
@@ -45,7 +47,9 @@ type lane struct {
 func (s *Submitter) runConcurrent(ctx, work context.Context, concurrency int) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	ls := &lanes{Submitter: s, free: make(chan struct{}, concurrency), known: make(map[store.PathID]*lane), stop: stop}
+	ls := &lanes{
+		Submitter: s, free: make(chan struct{}, concurrency), known: make(map[store.PathID]*lane), relief: make(chan struct{}), stop: stop,
+	}
 	look := min(s.cfg.Interval, callTimeout)
 	for ctx.Err() == nil {
 		wait := look
@@ -103,7 +107,14 @@ func (ls *lanes) start(ctx, work context.Context) error {
 		ls.running.Go(func() {
 			defer ls.catch()
 			for ctx.Err() == nil {
-				pause(ctx, ls.settle(l, ls.drain(work, l)))
+				wait, relief := ls.settle(l, ls.drain(work, l))
+				timer := time.NewTimer(wait)
+				select {
+				case <-ctx.Done():
+				case <-relief:
+				case <-timer.C:
+				}
+				timer.Stop()
 			}
 			ls.settle(l, ls.drain(work, l))
 		})
@@ -156,7 +167,22 @@ func (ls *lanes) drain(ctx context.Context, l *lane) error {
 		if err != nil || !more {
 			return err
 		}
+		ls.works(l)
 	}
+}
+
+// works takes note that a lane gets through.
+func (ls *lanes) works(l *lane) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l.retry.Reset()
+	if !l.failing {
+		return
+	}
+	l.failing = false
+	ls.failing--
+	close(ls.relief)
+	ls.relief = make(chan struct{})
 }
 
 // submitInTurn gives samples to the sink when it may be called.
@@ -189,20 +215,18 @@ func (ls *lanes) calling(l *lane, deadline time.Time) {
 	l.deadline = deadline
 }
 
-// settle books the end of a drain and returns how long to wait before the next one.
-func (ls *lanes) settle(l *lane, err error) time.Duration {
+// settle books the end of a drain and returns how long to wait before the next one, and what makes waiting pointless, nil if nothing.
+func (ls *lanes) settle(l *lane, err error) (time.Duration, <-chan struct{}) {
+	if err == nil {
+		ls.works(l)
+	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if err == nil {
-		l.retry.Reset()
-		if l.failing {
-			l.failing = false
-			ls.failing--
-		}
 		if ls.failing == 0 {
 			ls.outage.over(ls.logger)
 		}
-		return ls.cfg.Interval
+		return ls.cfg.Interval, nil
 	}
 	ls.failed.Add(1)
 	ls.outage.goesOn(ls.logger, err)
@@ -210,5 +234,9 @@ func (ls *lanes) settle(l *lane, err error) time.Duration {
 		l.failing = true
 		ls.failing++
 	}
-	return ls.pauseAfter(err, l.retry)
+	relief := ls.relief
+	if _, own := errors.AsType[*Setback](err); own {
+		relief = nil // what helps others does not help this one
+	}
+	return ls.pauseAfter(err, l.retry), relief
 }

@@ -98,6 +98,36 @@ func TestAPathThatFailsHoldsBackNoOther(t *testing.T) {
 	})
 }
 
+// The first path that gets through after an outage ends the pauses of all.
+func TestRecoveryIsForAllPathsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, sink := newFakeLog(9), &slowSink{limit: 9}
+		sink.set(down)
+		for id := range store.PathID(9) {
+			l.append(id+1, 1000)
+		}
+		s, logs := newSubmitter(t, l, sink, time.Hour)
+		start(t, s)
+		pass(20 * time.Hour)
+		failed := s.Stats().Failed
+		sink.set(accept(10, time.Minute))
+		for s.Stats().OK == 0 {
+			pass(time.Second)
+		}
+		pass(time.Minute)
+		synctest.Wait()
+		if len(sink.got) != 9 {
+			t.Errorf("%d paths go on a minute after the first one, want 9", len(sink.got))
+		}
+		if n := s.Stats().Failed - failed; n > 0 {
+			t.Errorf("%d failed attempts since", n)
+		}
+		if diff := cmp.Diff([]string{"delivery fails, samples wait in the store"}, messages(logs)); diff != "" {
+			t.Errorf("log (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // limited is the error of a far side that asks for a pause.
 type limited time.Duration
 

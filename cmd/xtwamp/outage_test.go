@@ -83,7 +83,7 @@ func newLedgerLab(t testing.TB, links int, o ledgertest.Options) *ledgerLab {
 device: switch
 control: {socket: ""}
 web: {listen: []}
-store: {path: %s/samples.db, min_free_bytes: 1MiB}
+store: {path: %s/samples.db, min_free_bytes: 1MiB, commit_interval: 30s}
 reflector: {enabled: false}
 doublezero:
   network: devnet
