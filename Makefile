@@ -50,9 +50,10 @@ fmt: ## format Go and C
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	scripts/fuzz.sh $(or $(FUZZTIME),10s)
 
-bench: need-root build ## run all benchmarks, or the parts in BENCH (latency answers throughput programs code); needs root
+bench: need-root build ## run all benchmarks, or the parts in BENCH (latency answers throughput programs code scale); needs root
 	scripts/setup.sh ip ping
-	go run ./scripts/bench $(BENCH)
+	$(if $(filter-out scale,$(or $(BENCH),all)),go run ./scripts/bench $(filter-out scale,$(BENCH)))
+	$(if $(filter scale,$(or $(BENCH),scale)),go run ./scripts/scale)
 
 demo: build ## two switches in network namespaces, measured for DEMO_SECONDS (60); needs root and iproute2
 	scripts/demo.sh
