@@ -13,7 +13,7 @@ import (
 // In batches, only a ring that is half full wakes its reader.
 func TestBatchedRingWakesAtHalf(t *testing.T) {
 	const page = 4096 // smallest ring on the machines that this is tested on
-	wake := func(batch time.Duration) func(timeout time.Duration) bool {
+	wake := func(batch bool) func(timeout time.Duration) bool {
 		t.Helper()
 		d := testLoad(t, Config{Slots: testSlots, Paths: 1, RingBytes: page, Batch: batch})
 		epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -35,11 +35,11 @@ func TestBatchedRingWakesAtHalf(t *testing.T) {
 			return n > 0
 		}
 	}
-	if !wake(0)(10 * time.Second) {
+	if !wake(false)(10 * time.Second) {
 		t.Error("a reader that sleeps is not woken by an event")
 	}
 	quiet := (page/2 + EventBytes - 1) / EventBytes // as many are below half before the last of them
-	batched := wake(time.Hour)
+	batched := wake(true)
 	for i := range quiet {
 		if batched(0) {
 			t.Fatalf("event %d of %d woke the reader", i+1, quiet)
@@ -52,37 +52,42 @@ func TestBatchedRingWakesAtHalf(t *testing.T) {
 
 func TestRunInBatches(t *testing.T) {
 	const room = 4096 / 80 // events
-	for _, c := range []struct {
-		name  string
-		batch time.Duration
-		most  int // events until the reader has to have some
-	}{
-		{"looks by itself", time.Millisecond, 1},
-		{"is woken by a ring half full", time.Hour, room},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			d := testLoad(t, Config{Slots: testSlots, Paths: 1, RingBytes: 4096, Batch: c.batch})
-			ctx, stop := context.WithCancel(t.Context())
-			ran := make(chan error, 1)
-			got := make(chan int, 10*room)
-			go func() { ran <- d.Run(ctx, func(e []Event) { got <- len(e) }) }()
-			for range 3 {
-				for n := 0; n < c.most && len(got) == 0; n++ {
-					answer(t, d, 1)
-				}
-				select {
-				case <-got:
-				case <-time.After(10 * time.Second):
-					t.Fatal("nothing was read")
-				}
-				for len(got) > 0 {
-					<-got
-				}
-			}
-			stop()
-			if err := <-ran; err != nil {
-				t.Error(err)
-			}
-		})
+	d := testLoad(t, Config{Slots: testSlots, Paths: 1, RingBytes: 4096, Batch: true})
+	answer(t, d, 1)
+	if err := d.Look(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ran := make(chan error, 1)
+	got := make(chan int, 10*room)
+	go func() { ran <- d.Run(ctx, func(e []Event) { got <- len(e) }) }()
+	if n := <-got; n != 1 {
+		t.Errorf("%d events were left by who looked while nobody read, want 1", n)
+	}
+	for range 3 {
+		// Whoever looks gets them...
+		answer(t, d, 2)
+		if err := d.Look(); err != nil || len(got) == 0 {
+			t.Fatalf("%d batches after a look, %v", len(got), err)
+		}
+		// ...and a ring half full wakes the reader.
+		for len(got) > 0 {
+			<-got
+		}
+		for n := 0; n < room && len(got) == 0; n++ {
+			answer(t, d, 1)
+		}
+		select {
+		case <-got:
+		case <-time.After(10 * time.Second):
+			t.Fatal("nothing was read")
+		}
+		for len(got) > 0 {
+			<-got
+		}
+	}
+	stop()
+	if err := <-ran; err != nil {
+		t.Error(err)
 	}
 }

@@ -20,7 +20,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -33,11 +32,11 @@ type Config struct {
 	Paths     int // paths at a time
 	RingBytes int // rounded up to a power of two that holds a page
 
-	// Batch, if not 0, is how often [Datapath.Run] looks for events, to be
-	// woken only by a ring that is half full: waking it for each is what costs
-	// most where there are thousands a second. It is fixed here, as are the
-	// sizes, which follow from the same rate.
-	Batch time.Duration
+	// Batch: events wake nobody until the ring is half full; [Datapath.Look]
+	// takes them before. Waking a reader for each is what costs most where
+	// there are thousands a second. It is fixed here, as are the sizes, which
+	// follow from the same rate.
+	Batch bool
 }
 
 // EventBytes is what an event takes in the ring.
@@ -51,9 +50,6 @@ func (c Config) validate() error {
 		if f.value < 1 || f.value > math.MaxInt32 {
 			return fmt.Errorf("%s: %d is not between 1 and %d", f.name, f.value, math.MaxInt32)
 		}
-	}
-	if c.Batch != 0 && c.Batch < time.Millisecond {
-		return fmt.Errorf("batch: %v is below 1ms", c.Batch)
 	}
 	return nil
 }
@@ -99,7 +95,10 @@ type Datapath struct {
 	config       Config
 	countForeign bool
 	objects      objects // its programs are for devices with an Ethernet header
-	reading      atomic.Bool
+
+	reading atomic.Bool // by Run
+	ringMu  sync.Mutex
+	ring    *ring // nil while nobody runs it
 
 	mu          sync.Mutex
 	ip          tcPrograms    // for devices without; loaded when first needed
@@ -192,7 +191,7 @@ func (d *Datapath) spec(linkHeader int) (*ebpf.CollectionSpec, error) {
 	spec.Maps[xtwampMapSlots].MaxEntries = uint32(d.config.Slots)
 	ring := ringSize(d.config.RingBytes, os.Getpagesize())
 	spec.Maps[xtwampMapEvents].MaxEntries = ring
-	if d.config.Batch != 0 {
+	if d.config.Batch {
 		if err := spec.Variables[xtwampVarWakeAt].Set(ring / 2); err != nil {
 			return nil, err
 		}

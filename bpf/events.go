@@ -47,80 +47,113 @@ func (e *Event) WireErrorEstimate() uint16 {
 // batchMax bounds how long a reader that cannot keep up is without its events.
 const batchMax = 256
 
+// ring is the reader of the events.
+type ring struct {
+	reader *ringbuf.Reader
+	record ringbuf.Record
+	batch  []Event
+	fn     func([]Event)
+}
+
 // Run hands the events of the ring to fn in batches, in the order in which they
 // were recorded, until ctx ends; what was recorded by then is still delivered.
 // It returns nil then. It sleeps until there is an event or, with
-// [Config.Batch], for that long. The slice that fn gets is used again
-// afterwards. Events stay in the ring while nobody runs it; only one call may
-// run at a time.
+// [Config.Batch], until the ring is half full. The slice that fn gets is used
+// again afterwards. Events stay in the ring while nobody runs it; only one call
+// may run at a time.
 func (d *Datapath) Run(ctx context.Context, fn func([]Event)) (err error) {
-	if !d.reading.CompareAndSwap(false, true) {
-		return errors.New("read ring: somebody is reading it already")
-	}
-	defer d.reading.Store(false)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("read ring: %w", err)
 		}
 	}()
-	r, err := ringbuf.NewReader(d.objects.Events)
+	if !d.reading.CompareAndSwap(false, true) {
+		return errors.New("somebody is reading it already")
+	}
+	defer d.reading.Store(false)
+	reader, err := d.openRing(fn)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	r.SetDeadline(time.Unix(1, 0)) // it gives what there is
+	defer func() { err = errors.Join(err, d.closeRing()) }()
 	w, err := newWaiter(d.objects.Events.FD())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.file.Close()) }()
 	defer context.AfterFunc(ctx, w.interrupt)()
-	woken := func() bool { return r.AvailableBytes() > 0 }
-	if d.config.Batch != 0 {
-		woken = func() bool { return r.AvailableBytes() >= r.BufferSize()/2 }
+	least := 1
+	if d.config.Batch {
+		least = reader.BufferSize() / 2
 	}
-	batch := make([]Event, 0, batchMax)
 	for {
 		last := ctx.Err() != nil
-		if batch, err = drain(r, batch, fn); err != nil || last {
+		if err := d.Look(); err != nil || last {
 			return err
 		}
-		if err := w.wait(ctx, d.config.Batch, woken); err != nil {
+		if err := w.wait(func() bool { return reader.AvailableBytes() >= least }); err != nil {
 			return err
 		}
 	}
 }
 
-// drain hands to fn all that is in the ring. It uses batch for that, and
-// returns it for the next time.
-func drain(r *ringbuf.Reader, batch []Event, fn func([]Event)) ([]Event, error) {
-	var record ringbuf.Record
+func (d *Datapath) openRing(fn func([]Event)) (*ringbuf.Reader, error) {
+	reader, err := ringbuf.NewReader(d.objects.Events)
+	if err != nil {
+		return nil, err
+	}
+	reader.SetDeadline(time.Unix(1, 0)) // it gives what there is
+	d.ringMu.Lock()
+	defer d.ringMu.Unlock()
+	d.ring = &ring{reader: reader, batch: make([]Event, 0, batchMax), fn: fn}
+	return reader, nil
+}
+
+func (d *Datapath) closeRing() error {
+	d.ringMu.Lock()
+	defer d.ringMu.Unlock()
+	reader := d.ring.reader
+	d.ring = nil
+	return reader.Close()
+}
+
+// Look has the events that are in the ring handed to the function that
+// [Datapath.Run] was given, which must not call it, and returns after that.
+// While nobody runs it they stay where they are.
+func (d *Datapath) Look() error {
+	d.ringMu.Lock()
+	defer d.ringMu.Unlock()
+	if d.ring == nil {
+		return nil
+	}
+	return d.ring.drain()
+}
+
+func (r *ring) drain() error {
 	for {
-		err := r.ReadInto(&record)
+		err := r.reader.ReadInto(&r.record)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return batch, nil
+			return nil
 		}
 		if err != nil {
-			return batch, err
+			return err
 		}
-		e, err := decode(record.RawSample)
+		e, err := decode(r.record.RawSample)
 		if err != nil {
-			return batch, err
+			return err
 		}
-		batch = append(batch, e)
+		r.batch = append(r.batch, e)
 		// Nothing in the ring is ever discarded, so that more bytes are more
 		// events, and the next read does not come back without one.
-		if record.Remaining == 0 || len(batch) == cap(batch) {
-			fn(batch)
-			batch = batch[:0]
+		if r.record.Remaining == 0 || len(r.batch) == cap(r.batch) {
+			r.fn(r.batch)
+			r.batch = r.batch[:0]
 		}
 	}
 }
 
-// waiter waits for a ring to have something, with the runtime's poller. A
-// thread that blocks in epoll_wait for a few milliseconds at a time would keep
-// the runtime's monitor awake, which then sleeps for 20 us at a time: that costs
-// more than all the reading.
+// waiter waits for a ring to have something, with the runtime's poller: a thread
+// that comes and goes in epoll_wait keeps the runtime's monitor awake.
 type waiter struct {
 	file *os.File
 	conn syscall.RawConn
@@ -146,17 +179,8 @@ func newWaiter(ring int) (waiter, error) {
 }
 
 // wait returns when woken says so, which it is asked first and each time that
-// the kernel wakes the ring's reader; when limit (if not 0) has passed; and when
-// ctx has ended.
-func (w waiter) wait(ctx context.Context, limit time.Duration, woken func() bool) error {
-	if limit != 0 {
-		if err := w.file.SetReadDeadline(time.Now().Add(limit)); err != nil {
-			return err
-		}
-	}
-	if ctx.Err() != nil {
-		return nil
-	}
+// the kernel wakes the ring's reader, and when it is interrupted.
+func (w waiter) wait(woken func() bool) error {
 	err := w.conn.Read(func(uintptr) bool { return woken() })
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
@@ -164,7 +188,7 @@ func (w waiter) wait(ctx context.Context, limit time.Duration, woken func() bool
 	return err
 }
 
-// interrupt ends a wait under way, and each later one that has no limit.
+// interrupt ends a wait under way, and each later one.
 func (w waiter) interrupt() {
 	_ = w.file.SetReadDeadline(time.Unix(1, 0)) // fails only if there is nobody to interrupt any more
 }

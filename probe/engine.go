@@ -67,6 +67,7 @@ type Engine struct {
 	clockSteps  uint64
 	skipped     uint64
 	skippedTold time.Time
+	lookTold    time.Time // of the scheduler alone
 }
 
 // stampCounts is how many time stamps came from each source.
@@ -237,6 +238,9 @@ func (e *Engine) schedule(ctx context.Context) {
 		e.mu.Lock()
 		next, left := e.tick()
 		e.mu.Unlock()
+		if e.slot != 0 {
+			e.look()
+		}
 		if !left {
 			return
 		}
@@ -267,7 +271,7 @@ func (e *Engine) tick() (time.Duration, bool) {
 			if e.finished() {
 				return 0, false
 			}
-			return time.Duration(min(e.slotEnd(at)-now, int64(idle))), true
+			return e.sleep(now, at), true
 		}
 		p := e.paths[i]
 		e.expire(p, now)
@@ -286,13 +290,22 @@ func (e *Engine) tick() (time.Duration, bool) {
 	return 0, true
 }
 
-// slotEnd is when to act on what is due at that time: then, or at the end of its
-// slot. A probe may so leave up to a slot late; it is dated when it leaves.
-func (e *Engine) slotEnd(at int64) int64 {
-	if e.slot == 0 || at == never {
-		return at
+// sleep is how long the scheduler sleeps if at is when something is due next:
+// until then or, in slots, to the end of the present one. A probe may so leave
+// up to a slot late; it is dated when it leaves.
+func (e *Engine) sleep(now, at int64) time.Duration {
+	if e.slot != 0 {
+		return e.slot - time.Duration(now)%e.slot
 	}
-	return (at + int64(e.slot) - 1) / int64(e.slot) * int64(e.slot)
+	return min(time.Duration(at-now), idle)
+}
+
+// look takes what has arrived since the last slot.
+func (e *Engine) look() {
+	if err := e.net.look(); err != nil && time.Since(e.lookTold) > tellAgain {
+		e.lookTold = time.Now()
+		e.log.Error("looking into the ring failed; trying on", zap.Error(err))
+	}
 }
 
 // finished reports whether nothing is left to send or to wait for. An engine

@@ -99,6 +99,14 @@ func wantsBPF(t target.Target) bool {
 	return t.Timestamps == target.TimestampsAuto || t.Timestamps == target.TimestampsBPF
 }
 
+// look takes what the ring holds.
+func (n *hostNetwork) look() error {
+	if dp := n.ladder.loaded(); dp != nil {
+		return dp.Look()
+	}
+	return nil
+}
+
 // events takes records off the ring.
 func (n *hostNetwork) events(events []bpf.Event) {
 	e := n.engine

@@ -120,6 +120,13 @@ func (l *ladder) load() *bpf.Datapath {
 	return l.datapath
 }
 
+// loaded is the kernel half, nil if it is not there or not yet.
+func (l *ladder) loaded() *bpf.Datapath {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.datapath
+}
+
 // config sizes the kernel half by the targets, which an engine has for life.
 func (l *ladder) config() bpf.Config {
 	const (
@@ -134,7 +141,7 @@ func (l *ladder) config() bpf.Config {
 		// Room for the flow in use and retired ones of each path.
 		Paths:     4 * max(len(l.engine.paths), 16),
 		RingBytes: int(min(max(perSecond*ringHolds.Seconds()*float64(bpf.EventBytes), ringLeast), ringMax)),
-		Batch:     l.engine.slot,
+		Batch:     l.engine.slot != 0,
 	}
 }
 

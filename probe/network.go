@@ -17,6 +17,9 @@ import (
 type network interface {
 	// run reads what arrives and hands it to the engine, until ctx ends.
 	run(ctx context.Context)
+	// look hands over what has arrived and waits to be asked for. The engine
+	// asks at the end of each slot, without its lock, if it works in slots.
+	look() error
 	// open makes a way to the target of req. It may block, up to ctx.
 	// A *downError says that the path cannot be used for now.
 	open(ctx context.Context, req openRequest) (flow, FlowInfo, error)
