@@ -246,6 +246,36 @@ func TestAPathThatComesLaterIsTaken(t *testing.T) {
 	})
 }
 
+// Case 5: a list that cannot be read stays what it was.
+func TestTheListOfPathsFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, sink := newFakeLog(3), &slowSink{limit: 3}
+		s, _ := newSubmitter(t, l, sink, time.Minute)
+		start(t, s)
+		pass(time.Second)
+		l.mu.Lock()
+		l.fail = func(op string) error {
+			if op == "paths" {
+				return errDown
+			}
+			return nil
+		}
+		l.mu.Unlock()
+		for range 2 {
+			for id := range store.PathID(3) {
+				l.append(id+1, 5)
+			}
+			pass(5 * time.Minute)
+		}
+		synctest.Wait()
+		for _, p := range []string{"p1", "p2", "p3"} {
+			if diff := cmp.Diff(sequence(0, 10), sink.got[p]); diff != "" {
+				t.Errorf("delivered of %s (-want +got):\n%s", p, diff)
+			}
+		}
+	})
+}
+
 func TestALaneThatPanicsEndsTheRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, sink := newFakeLog(2), &slowSink{limit: 2}

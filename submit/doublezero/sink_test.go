@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,12 +100,15 @@ var hunts = map[string]func(l *lab){
 	"landed but invisible": func(l *lab) {
 		l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.Invisible, For: 10 * time.Minute})
 	},
+	// Case 77: the signature is never seen, so only the account tells.
 	"status null for ever": func(l *lab) { l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.StatusNull}) },
 	"no history":           func(l *lab) { l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.NoHistory}) },
+	// Case 75: a write that is not seen is not signed again before it can no longer land.
 	"accepted but never forwarded": func(l *lab) {
 		l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.NotForwarded, Calls: 40})
 	},
 	"lands late": func(l *lab) { l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.LandLate, Slots: 100, Calls: 5}) },
+	// Case 77, second part.
 	"the block is dropped": func(l *lab) {
 		l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.Forked, Slots: 5, Calls: 3})
 	},
@@ -551,13 +555,20 @@ func TestAnErrorOfAResendProvesNothing(t *testing.T) {
 
 // An account that can never be ours costs its epoch and nothing else, and its samples are kept until that is over.
 func TestAccountsThatCannotBeWritten(t *testing.T) {
-	for reason, edit := range map[string]func(*ledgertest.Samples){
-		"other_agent":    func(s *ledgertest.Samples) { s.Agent[0]++ },
-		"other_interval": func(s *ledgertest.Samples) { s.IntervalMicros = 7e6 },
+	for reason, put := range map[string]func(l *lab){
+		"other_agent":    func(l *lab) { l.putAccount(10, func(s *ledgertest.Samples) { s.Agent[0]++ }) },
+		"other_interval": func(l *lab) { l.putAccount(10, func(s *ledgertest.Samples) { s.IntervalMicros = 7e6 }) },
+		"account_type": func(l *lab) { // of the first layout, which the program reads no more
+			l.putAccount(10, nil)
+			a := l.ledger.Account(l.address(0, 194))
+			a.Data[0] = 1
+			l.ledger.PutAccount(l.address(0, 194), a)
+		},
 	} {
 		t.Run(reason, func(t *testing.T) {
 			simulate(t, 1, ledgertest.Options{SlotIndex: 432_000 - 1500}, func(l *lab) {
-				l.putAccount(10, edit)
+				put(l)
+				before := l.ledger.Account(l.address(0, 194)).Data
 				l.start()
 				l.measure(45)
 				l.identity(store.Totals{Offered: 45, Waiting: 45, OldestWaiting: birth.Add(probeInterval)})
@@ -570,8 +581,8 @@ func TestAccountsThatCannotBeWritten(t *testing.T) {
 				if n := totals.Dropped[reason]; n < 55 || n > 62 || n+totals.Delivered != 90 {
 					t.Errorf("totals: %+v", totals)
 				}
-				if n := len(l.account(0, 194).Values); n != 10 {
-					t.Errorf("%d samples in the account, want the 10 that were there", n)
+				if diff := cmp.Diff(before, l.ledger.Account(l.address(0, 194)).Data); diff != "" {
+					t.Errorf("the account (-before +after):\n%s", diff)
 				}
 				l.check()
 			})
@@ -783,6 +794,87 @@ func TestAPathThatBecomesAnotherLink(t *testing.T) {
 				}
 				seen[v] = true
 			}
+		}
+	})
+}
+
+// An account that the program does not make now is asked for again, and nothing is lost meanwhile.
+func TestAnAccountThatIsNotMade(t *testing.T) {
+	device := func(status uint8, publisher ledgertest.Pubkey) ledgertest.Device {
+		return ledgertest.Device{Status: status, Publisher: publisher}
+	}
+	for name, test := range map[string]struct {
+		code        int
+		spoil, mend func(l *lab, agent ledgertest.Pubkey)
+	}{
+		"agent not authorized": {1001,
+			func(l *lab, _ ledgertest.Pubkey) {
+				l.ledger.PutDevice(ledgertest.Pubkey(l.device), device(ledgertest.DeviceActivated, ledgertest.Pubkey{1}))
+			},
+			func(l *lab, agent ledgertest.Pubkey) {
+				l.ledger.PutDevice(ledgertest.Pubkey(l.device), device(ledgertest.DeviceActivated, agent))
+			}},
+		"device status": {1002,
+			func(l *lab, agent ledgertest.Pubkey) {
+				l.ledger.PutDevice(ledgertest.Pubkey(l.device), device(3, agent))
+			},
+			func(l *lab, agent ledgertest.Pubkey) {
+				l.ledger.PutDevice(ledgertest.Pubkey(l.device), device(ledgertest.DeviceActivated, agent))
+			}},
+		"link status": {1003,
+			func(l *lab, _ ledgertest.Pubkey) {
+				l.ledger.PutLink(ledgertest.Pubkey(l.links[0]), ledgertest.Link{Status: 3, SideA: ledgertest.Pubkey(l.device), SideZ: ledgertest.Pubkey(l.targets[0])})
+			},
+			func(l *lab, _ ledgertest.Pubkey) {
+				l.ledger.PutLink(ledgertest.Pubkey(l.links[0]), ledgertest.Link{Status: ledgertest.LinkActivated, SideA: ledgertest.Pubkey(l.device), SideZ: ledgertest.Pubkey(l.targets[0])})
+			}},
+		"link ends": {1004,
+			func(l *lab, _ ledgertest.Pubkey) {
+				l.ledger.PutLink(ledgertest.Pubkey(l.links[0]), ledgertest.Link{Status: ledgertest.LinkActivated, SideA: ledgertest.Pubkey{9}, SideZ: ledgertest.Pubkey(l.targets[0])})
+			},
+			func(l *lab, _ ledgertest.Pubkey) {
+				l.ledger.PutLink(ledgertest.Pubkey(l.links[0]), ledgertest.Link{Status: ledgertest.LinkActivated, SideA: ledgertest.Pubkey(l.device), SideZ: ledgertest.Pubkey(l.targets[0])})
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, 1, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
+				agent := ledgertest.Pubkey(l.keypair.Public())
+				test.spoil(l, agent)
+				pass(time.Minute)
+				l.start()
+				l.measure(60)
+				l.identity(store.Totals{Offered: 60, Waiting: 60, OldestWaiting: birth.Add(7 * probeInterval)})
+				logs := l.logs.FilterMessageSnippet("delivery fails").All()
+				if len(logs) != 1 || !strings.Contains(fmt.Sprint(logs[0].ContextMap()), fmt.Sprint("program error ", test.code)) {
+					t.Errorf("log of the failure: %v", logs)
+				}
+				test.mend(l, agent)
+				pass(3 * time.Minute)
+				l.settled(3 * time.Minute)
+				l.identity(store.Totals{Offered: 60, Delivered: 60})
+				l.check()
+			})
+		})
+	}
+}
+
+// The payer's balance is watched, so that it is filled up in time.
+func TestALowBalanceIsToldInTime(t *testing.T) {
+	simulate(t, 2, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
+		low := func() int { return l.logs.FilterMessageSnippet("will soon be used up").Len() }
+		l.ledger.Fund(ledgertest.Pubkey(l.keypair.Public()), 1e9) // two days
+		l.start()
+		l.measure(6 * 30)
+		if n := low(); n != 1 {
+			t.Errorf("%d lines about a balance that lasts two days, want 1", n)
+		}
+		if s := l.sink.Status(); !s.Funded || s.Balance < 0.9e9 || s.Balance >= 1e9 {
+			t.Errorf("status: %+v", s)
+		}
+		l.ledger.Fund(ledgertest.Pubkey(l.keypair.Public()), 100e9)
+		l.measure(6 * 11)
+		if low() != 1 || l.logs.FilterMessageSnippet("was filled up").Len() != 1 {
+			t.Error("nothing said about a balance that was filled up")
 		}
 	})
 }
