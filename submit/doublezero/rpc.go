@@ -15,8 +15,6 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
-
-	"github.com/mr-tron/base58"
 )
 
 const (
@@ -40,10 +38,7 @@ var errNonsense = errors.New("nonsense answer")
 // commitment says how sure the ledger must be of what it answers.
 type commitment string
 
-const (
-	confirmed commitment = "confirmed"
-	finalized commitment = "finalized" // cannot be undone any more; 32 slots later
-)
+const finalized commitment = "finalized" // cannot be undone any more; 32 slots later
 
 // client calls a ledger's JSON-RPC. It neither retries nor logs. It may be used by several goroutines.
 //
@@ -292,35 +287,6 @@ func (c *client) getAccountInfo(ctx context.Context, key Pubkey, part *dataSlice
 		options{Commitment: level, MinContextSlot: minSlot, Encoding: "base64", DataSlice: part})
 }
 
-// keyedAccount is an account and its address.
-type keyedAccount struct {
-	Key     Pubkey      `json:"pubkey"`
-	Account accountInfo `json:"account"`
-}
-
-// memcmp wants accounts with these bytes at an offset of their data.
-type memcmp struct {
-	Offset int
-	Bytes  []byte
-}
-
-// getProgramAccounts returns the accounts of a program that pass all filters, in no order.
-func (c *client) getProgramAccounts(ctx context.Context, program Pubkey, level commitment, filters ...memcmp) ([]keyedAccount, error) {
-	const method = "getProgramAccounts"
-	o := options{Commitment: level, Encoding: "base64"}
-	for _, f := range filters {
-		o.Filters = append(o.Filters, filter{filterMemcmp{f.Offset, base58.Encode(f.Bytes)}})
-	}
-	var accounts []keyedAccount
-	if err := c.call(ctx, method, &accounts, program, o); err != nil {
-		return nil, err
-	}
-	if accounts == nil || slices.ContainsFunc(accounts, func(a keyedAccount) bool { return a.Account.Data == nil }) {
-		return nil, fmt.Errorf("%s: %w: null instead of accounts", method, errNonsense)
-	}
-	return accounts, nil
-}
-
 // getBalance returns what an account has, in lamports: 0 if it does not exist.
 func (c *client) getBalance(ctx context.Context, key Pubkey, level commitment) (uint64, error) {
 	const method = "getBalance"
@@ -353,19 +319,9 @@ type options struct {
 	MinContextSlot      uint64     `json:"minContextSlot,omitempty"`
 	Encoding            string     `json:"encoding,omitempty"`
 	DataSlice           *dataSlice `json:"dataSlice,omitempty"`
-	Filters             []filter   `json:"filters,omitempty"`
 	SkipPreflight       bool       `json:"skipPreflight,omitempty"`
 	PreflightCommitment commitment `json:"preflightCommitment,omitempty"`
 	SearchHistory       bool       `json:"searchTransactionHistory,omitempty"`
-}
-
-type filter struct {
-	Memcmp filterMemcmp `json:"memcmp"`
-}
-
-type filterMemcmp struct {
-	Offset int    `json:"offset"`
-	Bytes  string `json:"bytes"` // base58
 }
 
 // valueOf calls a method whose result is a value and the slot that it is of.
