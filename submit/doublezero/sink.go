@@ -190,6 +190,7 @@ func (s *Sink) Submit(ctx context.Context, stored store.Path, samples []store.Sa
 		return submit.Result{}, nil // of this boot: they get their time with the next commit
 	}
 	// What is newer than the finalized tip waits, so that a clock that runs ahead cannot fill an account with zeros.
+	offered := samples
 	samples = upTo(samples, func(t time.Time) bool { return !t.After(now.time) })
 	if len(samples) == 0 {
 		return submit.Result{}, nil
@@ -223,7 +224,7 @@ func (s *Sink) Submit(ctx context.Context, stored store.Path, samples []store.Sa
 	case len(b.values) == 0:
 		return submit.Result{Accepted: b.samples, Again: true}, nil
 	}
-	return s.write(ctx, p, a, b, now, samples)
+	return s.write(ctx, p, a, b, now, offered)
 }
 
 // upTo returns the samples in front of the first one that does not fit.

@@ -112,13 +112,13 @@ func (s *Sink) follow(ctx context.Context, p *path, e entry, samples []store.Sam
 
 // booked counts the samples of a write that landed.
 func (s *Sink) booked(p *path, a *account, e entry, h found, samples []store.Sample) (submit.Result, error) {
-	r := submit.Result{
-		Put: make(map[string][]byte), Delete: []string{journalKey(p.Path)},
-		Again: e.After-e.Before == MaxSamplesPerWrite, // there may be more of what was there when the flush began
-	}
+	r := submit.Result{Put: make(map[string][]byte), Delete: []string{journalKey(p.Path)}}
 	for r.Accepted < len(samples) && samples[r.Accepted].Seq < e.UpTo {
 		r.Accepted++
 	}
+	// A backlog goes on at once; what came while this was under way waits for the next flush.
+	rest := samples[r.Accepted:]
+	r.Again = e.After-e.Before == MaxSamplesPerWrite || len(rest) > 0 && time.Since(rest[0].Time) > s.cfg.FlushInterval
 	switch {
 	case e.Account != a.address: // the path was another link when this was sent
 	case h.NextIndex != e.After: // by its signature it landed, but not alone
