@@ -217,6 +217,9 @@ func (ls *lanes) calling(l *lane, deadline time.Time) {
 
 // settle books the end of a drain and returns how long to wait before the next one, and what makes waiting pointless, nil if nothing.
 func (ls *lanes) settle(l *lane, err error) (time.Duration, <-chan struct{}) {
+	if errors.Is(err, errStopTimeout) {
+		return 0, nil // it says nothing about the sink; what is under way goes on after the next start
+	}
 	if err == nil {
 		ls.works(l)
 	}

@@ -37,9 +37,6 @@ type Config struct {
 	// the store are looked at when they arrive.
 	Interval time.Duration
 
-	// Backfill lets a sink that the store has never seen begin with the oldest sample and not with the next one.
-	Backfill bool
-
 	Logger *zap.Logger
 
 	// Beat, if set, is called at each step of the loop with the time until the next step at the latest, for a watchdog.
@@ -201,7 +198,7 @@ func (s *Submitter) enable() error {
 	if s.enabled {
 		return nil
 	}
-	if err := s.cfg.Log.Enable(s.sink.Name(), s.cfg.Backfill, s.sink.Takes); err != nil {
+	if err := s.cfg.Log.Enable(s.sink.Name(), false, s.sink.Takes); err != nil {
 		return fmt.Errorf("enable sink: %w", err)
 	}
 	s.enabled = true

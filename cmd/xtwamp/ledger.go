@@ -104,7 +104,7 @@ func (d *daemon) submitToLedger(ctx context.Context) error {
 	}()
 	submitting, abandon := context.WithCancel(ctx)
 	defer context.AfterFunc(reaching, abandon)() // a pool that panicked takes the submitter with it; both are started again
-	err = d.runSubmitter(submitting, submit.Config{Log: log, Sink: d.seams.wrap(sink), Interval: time.Duration(l.Interval), Backfill: l.Backfill})
+	err = d.runSubmitter(submitting, submit.Config{Log: log, Sink: d.seams.wrap(sink), Interval: time.Duration(l.Interval)})
 	stop()
 	return errors.Join(err, <-ended)
 }

@@ -34,7 +34,7 @@ type account struct {
 	shut     string    // why nothing of ours will ever be in it; known for sure when the epoch is over
 	init     *pending  // the transaction that makes it, if it is under way
 	adopting *adoption // it is there and not ours yet
-	other    bool      // somebody else writes to it; like shut, changed with Sink.mu held
+	other    bool      // somebody else writes to it; changed with Sink.mu held
 	again    time.Time // when to try to adopt it
 }
 
@@ -146,11 +146,8 @@ func (s *Sink) open(ctx context.Context, p *path, a *account, now tip) (bool, er
 		return s.initialize(ctx, p, a, now)
 	}
 	if reason := s.unusable(p, h); reason != "" {
-		s.mu.Lock()
-		news := a.shut != reason
-		a.shut = reason
-		s.mu.Unlock()
-		if news {
+		if a.shut != reason {
+			a.shut = reason
 			s.logger.Error("the account cannot be written; samples are kept until its epoch is over", zap.String("path", p.Name),
 				zap.Stringer("account", a.address), zap.Uint64("epoch", a.key.Epoch), zap.String("reason", reason))
 		}

@@ -110,12 +110,8 @@ func (s *Sink) pay(ctx context.Context) {
 type AccountStatus struct {
 	Path    string
 	Epoch   uint64
-	Address Pubkey
-	Samples uint32            // that it holds, of MaxSamples
-	Start   time.Time         // of its first sample; zero: none
-	Zeros   map[string]uint32 // that we wrote, by cause
-	Other   bool              // somebody else writes to it
-	Shut    string            // why nothing of ours will be in it; "": it will
+	Samples uint32 // that it holds, of MaxSamples
+	Other   bool   // somebody else writes to it
 }
 
 // Status is the state of the sink.
@@ -123,32 +119,19 @@ type Status struct {
 	Accounts []AccountStatus   // by path and epoch
 	Zeros    map[string]uint64 // written since New, by cause
 	Hold     string            // why nothing is submitted; "": it is
-	Payer    Pubkey
-	Balance  uint64 // lamports
-	Funded   bool   // Balance is known
-	Epoch    uint64 // of the ledger, 0: not known
-	Slot     uint64 // finalized
+	Balance  uint64            // lamports
+	Funded   bool              // Balance is known
 }
 
 // Status may be called from any goroutine.
 func (s *Sink) Status() Status {
-	now := s.chain.cached()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{
-		Hold: s.clock.hold, Payer: s.cfg.Keypair.Public(),
-		Balance: s.wallet.lamports, Funded: s.wallet.known, Epoch: now.epoch, Slot: now.slot,
-	}
+	st := Status{Hold: s.clock.hold, Balance: s.wallet.lamports, Funded: s.wallet.known}
 	for _, p := range s.paths {
 		for epoch, a := range p.accounts {
 			s.tell(p, a)
-			as := AccountStatus{
-				Path: p.Name, Epoch: epoch, Address: a.address, Other: a.other, Shut: a.shut, Samples: a.told.Next, Zeros: a.told.Zeros,
-			}
-			if as.Samples > 0 {
-				as.Start = time.UnixMicro(int64(a.told.StartUS))
-			}
-			st.Accounts = append(st.Accounts, as)
+			st.Accounts = append(st.Accounts, AccountStatus{Path: p.Name, Epoch: epoch, Samples: a.told.Next, Other: a.other})
 		}
 	}
 	st.Zeros = maps.Clone(s.zeros)

@@ -116,9 +116,10 @@ func (s *Sink) booked(p *path, a *account, e entry, h found, samples []store.Sam
 	for r.Accepted < len(samples) && samples[r.Accepted].Seq < e.UpTo {
 		r.Accepted++
 	}
-	// A backlog goes on at once; what came while this was under way waits for the next flush.
+	// A backlog goes on at once; what came while this was under way waits for the next flush. Its age is by the ledger's clock, before
+	// whose finalized tip nothing may be submitted.
 	rest := samples[r.Accepted:]
-	r.Again = e.After-e.Before == MaxSamplesPerWrite || len(rest) > 0 && time.Since(rest[0].Time) > s.cfg.FlushInterval
+	r.Again = e.After-e.Before == MaxSamplesPerWrite || len(rest) > 0 && s.chain.cached().time.Sub(rest[0].Time) > s.cfg.FlushInterval
 	switch {
 	case e.Account != a.address: // the path was another link when this was sent
 	case h.NextIndex != e.After: // by its signature it landed, but not alone
