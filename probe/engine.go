@@ -237,6 +237,7 @@ func (e *Engine) schedule(ctx context.Context) {
 	for {
 		e.mu.Lock()
 		next, left := e.tick()
+		e.net.flush()
 		e.mu.Unlock()
 		if e.slot != 0 {
 			e.look()
@@ -416,6 +417,23 @@ func (e *Engine) transmit(p *path, pr *probe) error {
 	}
 	p.counters.Sent++
 	return nil
+}
+
+// unsent takes back a probe that was put off, and could not leave after all.
+func (e *Engine) unsent(p *path, seq uint32, d *downError) {
+	pr := p.find(seq)
+	if pr == nil || pr.done || pr.flow == nil {
+		return
+	}
+	f := pr.flow
+	pr.flow = nil
+	p.counters.Sent--
+	e.notSent(p, pr, d.reason)
+	e.sendFailed(p, d)
+	if f.inFlight--; f.retired && f.inFlight == 0 {
+		f.close()
+	}
+	e.changed(p)
 }
 
 // sendFailed reacts to a probe that could not leave: where the way itself may
@@ -720,7 +738,11 @@ func (e *Engine) refreshLater(p *path, now int64) {
 		e.reopen(p)
 		return
 	}
-	p.want.refresh, p.reopenAt = true, now+int64(resolveEvery)
+	every := resolveEvery
+	if p.literal { // only its route can have changed
+		every = max(every, time.Duration(len(e.paths))*time.Minute/routesPerMinute)
+	}
+	p.want.refresh, p.reopenAt = true, now+int64(every)
 }
 
 // begin sets when p's first probe is due.

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/bpf"
@@ -23,8 +24,8 @@ import (
 )
 
 // hostNetwork is the kernel's network, in one namespace: a connected socket
-// per flow, all read by one epoll loop, and the kernel half where it can be
-// attached.
+// per flow, or at high rates one that many share, all read by one epoll loop,
+// and the kernel half where it can be attached.
 type hostNetwork struct {
 	engine   *Engine
 	ns       *netns.Namespace
@@ -33,7 +34,9 @@ type hostNetwork struct {
 	ladder   *ladder
 
 	epoll, wakeup int
-	flows         map[int32]*hostFlow   // by file descriptor; Engine.mu
+	flows         map[int32]*hostFlow   // with a socket of their own, by file descriptor; Engine.mu
+	senders       []*sender             // in the order in which they were made; Engine.mu
+	sendersMade   int                   // Engine.mu
 	links         map[string]*linkState // by name of interface; Engine.mu
 	keysMu        sync.Mutex
 	keys          map[bpf.Key]*hostFlow // who registered a key with the kernel half last
@@ -78,6 +81,11 @@ func resolverIn(ns *netns.Namespace) *net.Resolver {
 }
 
 func (n *hostNetwork) run(ctx context.Context) {
+	if n.engine.slot != 0 {
+		if err := easeTimers(); err != nil {
+			n.engine.log.Info("sending so many probes costs more than it has to", zap.Error(err))
+		}
+	}
 	var loops sync.WaitGroup
 	defer loops.Wait()
 	loops.Go(func() { keep(ctx, n.engine.log, "reading the sockets", n.pollLoop) })
@@ -105,6 +113,13 @@ func (n *hostNetwork) look() error {
 		return dp.Look()
 	}
 	return nil
+}
+
+// flush sends what waits in batches.
+func (n *hostNetwork) flush() {
+	for _, s := range slices.Clone(n.senders) { // one may end with its last flow
+		s.flush()
+	}
 }
 
 // events takes records off the ring.
@@ -143,6 +158,8 @@ func (n *hostNetwork) pollLoop(ctx context.Context) error {
 		for _, ev := range events[:count] {
 			if f := n.flows[ev.Fd]; f != nil {
 				f.drain()
+			} else if i := slices.IndexFunc(n.senders, func(s *sender) bool { return s.fd == int(ev.Fd) }); i >= 0 {
+				n.senders[i].drain()
 			}
 		}
 		n.engine.mu.Unlock()
@@ -323,7 +340,27 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif
 	if err != nil {
 		return err
 	}
-	return f.register(dev, &req.target, uint32(oif))
+	s, err := n.share(f, &req.target)
+	if err != nil {
+		return err
+	}
+	own := f.info.Local
+	if s != nil {
+		f.info.Local = netip.AddrPortFrom(own.Addr(), s.port)
+	}
+	if err := f.register(dev, &req.target, uint32(oif)); err != nil {
+		n.engine.mu.Lock()
+		defer n.engine.mu.Unlock()
+		n.unshare(f, s)
+		f.info.Local = own
+		return err
+	}
+	if s != nil {
+		unix.Close(f.fd)
+		f.sender, f.fd = s, s.fd
+		f.envelope = newEnvelope(own.Addr(), f.info.Remote, oif)
+	}
+	return nil
 }
 
 // unchanged reports whether the path's flow is still the way to its address. It
@@ -367,11 +404,13 @@ func (n *hostNetwork) openRoutes() (*netns.Routes, error) {
 func (n *hostNetwork) watch(f *hostFlow) error {
 	n.engine.mu.Lock()
 	defer n.engine.mu.Unlock()
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLERR, Fd: int32(f.fd)}
-	if err := unix.EpollCtl(n.epoll, unix.EPOLL_CTL_ADD, f.fd, &ev); err != nil {
-		return fmt.Errorf("watch socket: %w", err)
+	if f.sender == nil {
+		ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLERR, Fd: int32(f.fd)}
+		if err := unix.EpollCtl(n.epoll, unix.EPOLL_CTL_ADD, f.fd, &ev); err != nil {
+			return fmt.Errorf("watch socket: %w", err)
+		}
+		n.flows[int32(f.fd)] = f
 	}
-	n.flows[int32(f.fd)] = f
 	if f.link = n.links[f.info.Interface]; f.link == nil {
 		f.link = new(linkState)
 		n.links[f.info.Interface] = f.link

@@ -20,6 +20,9 @@ type network interface {
 	// look hands over what has arrived and waits to be asked for. The engine
 	// asks at the end of each slot, without its lock, if it works in slots.
 	look() error
+	// flush sends what flows have put off to send it together. Engine.mu is
+	// held. A probe that does not leave then is given to Engine.unsent.
+	flush()
 	// open makes a way to the target of req. It may block, up to ctx.
 	// A *downError says that the path cannot be used for now.
 	open(ctx context.Context, req openRequest) (flow, FlowInfo, error)
@@ -33,7 +36,8 @@ type flow interface {
 	// ready is asked before a probe is dated and sent. A *downError says why
 	// it cannot leave.
 	ready() error
-	// send transmits one probe. A *downError says why it could not leave.
+	// send transmits one probe, or puts it off until the next flush. A
+	// *downError says why it could not leave.
 	send(packet []byte, seq uint32) error
 	// settle is the last look at what the kernel knows of a probe without a
 	// reply, before it is given up. It may deliver replies itself.

@@ -30,8 +30,10 @@ const (
 	tellAgain = 4 * time.Hour
 	// troubleOver is how long a path has to work until its trouble is over.
 	troubleOver = time.Minute
-	// resolveEvery is how often a host name is looked up while it is in use.
-	resolveEvery = time.Minute
+	// resolveEvery is how often a host name is looked up while it is in use,
+	// and the route to an address; of those at most routesPerMinute together.
+	resolveEvery    = time.Minute
+	routesPerMinute = 1000
 )
 
 // path is one target being measured. All of it is guarded by Engine.mu.
@@ -71,6 +73,7 @@ type path struct {
 	beginBy  int64        // CLOCK_MONOTONIC at which it is scheduled, open or not
 	openedAt int64        // CLOCK_MONOTONIC of the last attempt to open; 0: none yet
 	want     openRequest
+	sender   int // number of the last shared socket that a flow was on
 
 	troubleSince, troubleLast, troubleTold time.Time
 }

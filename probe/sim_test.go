@@ -127,6 +127,7 @@ func (p *simProbe) answerEdited(after time.Duration, edit func(*reply)) {
 
 func (n *simNetwork) run(ctx context.Context) { <-ctx.Done() }
 func (n *simNetwork) look() error             { return nil }
+func (n *simNetwork) flush()                  {}
 func (n *simNetwork) close() error            { n.wait.Wait(); return nil }
 
 func (n *simNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo, error) {

@@ -47,6 +47,7 @@ type simulatedNetwork struct {
 func (n *simulatedNetwork) run(ctx context.Context) { <-ctx.Done() }
 func (n *simulatedNetwork) close() error            { n.replies.Wait(); return nil }
 func (n *simulatedNetwork) look() error             { return nil }
+func (n *simulatedNetwork) flush()                  {}
 
 func (n *simulatedNetwork) open(_ context.Context, req openRequest) (flow, FlowInfo, error) {
 	if req.refresh {

@@ -20,16 +20,19 @@ import (
 	"github.com/xtwamp/xtwamp/probe/twamp"
 )
 
-// hostFlow is a UDP socket connected to a far reflector, with its entry in
-// the kernel half where that is in use.
+// hostFlow is a UDP socket connected to a far reflector, or a share of a
+// sender, with its entry in the kernel half where that is in use.
 type hostFlow struct {
 	network *hostNetwork
 	path    *path
 	profile twamp.Profile
 	fd      int
-	oif     int // index of the interface that was asked for; 0: any
-	ifindex int // of the one that the packets leave by
-	info    FlowInfo
+	sender  *sender // fd is its socket; nil: the flow's own
+	// envelope is what the sender says with each packet.
+	envelope envelope
+	oif      int // index of the interface that was asked for; 0: any
+	ifindex  int // of the one that the packets leave by
+	info     FlowInfo
 
 	datapath *bpf.Datapath // nil unless the step is a BPF one
 	key      bpf.Key
@@ -82,54 +85,18 @@ const (
 // first can leave.
 func (f *hostFlow) connect(t *target.Target, oif int) error {
 	remote := f.info.Remote.Addr()
-	family, level := unix.AF_INET6, unix.IPPROTO_IPV6
-	if remote.Is4() {
-		family, level = unix.AF_INET, unix.IPPROTO_IP
-	}
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	fd, err := openSocket(remote.Is4(), t)
 	if err != nil {
-		return down(reasonOf(err), "open socket: %w", err)
+		return err
 	}
 	f.fd = fd
-	type option struct {
-		name              string
-		level, opt, value int
-	}
-	var options []option
+	// An ICMP error is told to the next send.
+	level, opt := unix.IPPROTO_IPV6, unix.IPV6_RECVERR
 	if remote.Is4() {
-		discover := unix.IP_PMTUDISC_DONT
-		if t.DontFragment {
-			discover = unix.IP_PMTUDISC_DO
-		}
-		options = []option{
-			{"IP_TOS", level, unix.IP_TOS, int(t.DSCP) << 2},
-			{"IP_TTL", level, unix.IP_TTL, int(t.TTL)},
-			{"IP_MTU_DISCOVER", level, unix.IP_MTU_DISCOVER, discover},
-			{"IP_RECVTTL", level, unix.IP_RECVTTL, 1},
-			{"IP_RECVERR", level, unix.IP_RECVERR, 1},
-		}
-	} else {
-		discover := unix.IPV6_PMTUDISC_DONT
-		if t.DontFragment {
-			discover = unix.IPV6_PMTUDISC_DO
-		}
-		options = []option{
-			{"IPV6_TCLASS", level, unix.IPV6_TCLASS, int(t.DSCP) << 2},
-			{"IPV6_UNICAST_HOPS", level, unix.IPV6_UNICAST_HOPS, int(t.TTL)},
-			{"IPV6_MTU_DISCOVER", level, unix.IPV6_MTU_DISCOVER, discover},
-			{"IPV6_RECVHOPLIMIT", level, unix.IPV6_RECVHOPLIMIT, 1},
-			{"IPV6_RECVERR", level, unix.IPV6_RECVERR, 1},
-		}
+		level, opt = unix.IPPROTO_IP, unix.IP_RECVERR
 	}
-	for _, o := range options {
-		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
-			return down(store.Permission, "set %s to %d: %w", o.name, o.value, err)
-		}
-	}
-	if t.Interface != "" {
-		if err := unix.BindToDevice(fd, t.Interface); err != nil {
-			return down(reasonOf(err), "bind to interface %s: %w", t.Interface, err)
-		}
+	if err := unix.SetsockoptInt(fd, level, opt, 1); err != nil {
+		return down(store.Permission, "ask for errors: %w", err)
 	}
 	if err := f.bind(t, oif); err != nil {
 		return down(reasonOf(err), "bind to %s: %w", netip.AddrPortFrom(sourceOf(t, remote), t.SourcePort), err)
@@ -145,6 +112,62 @@ func (f *hostFlow) connect(t *target.Target, oif int) error {
 	return nil
 }
 
+// openSocket makes a socket with all that is set for the probes of a target.
+func openSocket(ip4 bool, t *target.Target) (fd int, err error) {
+	family, level := unix.AF_INET6, unix.IPPROTO_IPV6
+	if ip4 {
+		family, level = unix.AF_INET, unix.IPPROTO_IP
+	}
+	fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, down(reasonOf(err), "open socket: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	type option struct {
+		name              string
+		level, opt, value int
+	}
+	var options []option
+	if ip4 {
+		discover := unix.IP_PMTUDISC_DONT
+		if t.DontFragment {
+			discover = unix.IP_PMTUDISC_DO
+		}
+		options = []option{
+			{"IP_TOS", level, unix.IP_TOS, int(t.DSCP) << 2},
+			{"IP_TTL", level, unix.IP_TTL, int(t.TTL)},
+			{"IP_MTU_DISCOVER", level, unix.IP_MTU_DISCOVER, discover},
+			{"IP_RECVTTL", level, unix.IP_RECVTTL, 1},
+		}
+	} else {
+		discover := unix.IPV6_PMTUDISC_DONT
+		if t.DontFragment {
+			discover = unix.IPV6_PMTUDISC_DO
+		}
+		options = []option{
+			{"IPV6_TCLASS", level, unix.IPV6_TCLASS, int(t.DSCP) << 2},
+			{"IPV6_UNICAST_HOPS", level, unix.IPV6_UNICAST_HOPS, int(t.TTL)},
+			{"IPV6_MTU_DISCOVER", level, unix.IPV6_MTU_DISCOVER, discover},
+			{"IPV6_RECVHOPLIMIT", level, unix.IPV6_RECVHOPLIMIT, 1},
+		}
+	}
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
+			return -1, down(store.Permission, "set %s to %d: %w", o.name, o.value, err)
+		}
+	}
+	if t.Interface != "" {
+		if err := unix.BindToDevice(fd, t.Interface); err != nil {
+			return -1, down(reasonOf(err), "bind to interface %s: %w", t.Interface, err)
+		}
+	}
+	return fd, nil
+}
+
 // bind takes the target's source address and port, or a random port: a reply
 // to an earlier run of this program must not find a socket.
 func (f *hostFlow) bind(t *target.Target, oif int) error {
@@ -157,14 +180,18 @@ func (f *hostFlow) bind(t *target.Target, oif int) error {
 		}
 		return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, t.SourcePort), oif))
 	}
+	return bindRandom(f.fd, source, oif)
+}
+
+func bindRandom(fd int, source netip.Addr, zone int) error {
 	for range 16 {
 		port := uint16(firstPort + rand.N(lastPort-firstPort+1))
-		err := unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, port), oif))
+		err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(source, port), zone))
 		if !errors.Is(err, unix.EADDRINUSE) {
 			return err
 		}
 	}
-	return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(source, 0), oif))
+	return unix.Bind(fd, sockaddr(netip.AddrPortFrom(source, 0), zone))
 }
 
 func sourceOf(t *target.Target, remote netip.Addr) netip.Addr {
@@ -223,7 +250,7 @@ func (f *hostFlow) register(dev *device, t *target.Target, demanded uint32) erro
 	if t.Interface == "" {
 		demanded = 0 // only a target that names its interface demands it
 	}
-	f.key = bpf.Key{Local: f.info.Local, Remote: f.info.Remote}
+	f.key = f.keyFrom(f.info.Local.Port())
 	f.slotBase = f.path.slotBase
 	n := f.network
 	n.keysMu.Lock()
@@ -244,6 +271,12 @@ func (f *hostFlow) register(dev *device, t *target.Target, demanded uint32) erro
 	f.datapath = dev.datapath
 	f.info.Step = dev.step
 	return nil
+}
+
+// keyFrom is the flow's key if it sends from a port. Packets have no zones.
+func (f *hostFlow) keyFrom(port uint16) bpf.Key {
+	remote := netip.AddrPortFrom(f.info.Remote.Addr().WithZone(""), f.info.Remote.Port())
+	return bpf.Key{Local: netip.AddrPortFrom(f.info.Local.Addr(), port), Remote: remote}
 }
 
 // unregister undoes register, unless another flow has the key by now.
@@ -291,6 +324,10 @@ func (f *hostFlow) ready() error {
 // earlier probe (ICMP, RFC 1122 4.1.3.3). The send that it fails takes it away,
 // so what is not for want of buffers is tried once more.
 func (f *hostFlow) send(packet []byte, seq uint32) error {
+	if f.sender != nil {
+		f.sender.put(f, packet, seq)
+		return nil
+	}
 	if f.sent != nil { // a failed send costs the numbers: clear the way
 		_, _ = unix.GetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	}
@@ -314,13 +351,18 @@ func (f *hostFlow) send(packet []byte, seq uint32) error {
 		}
 		return nil
 	}
+	d := f.refusal(err)
+	d.reopen = unnumbered
+	return d
+}
+
+// refusal says why the kernel did not take a probe.
+func (f *hostFlow) refusal(err error) *downError {
 	reason := reasonOf(err)
 	if reason == store.NoBuffer && f.changingCarrier() {
 		reason = store.NoCarrier
 	}
-	d := down(reason, "send to %s: %w", f.info.Remote, err)
-	d.reopen = unnumbered
-	return d
+	return down(reason, "send to %s: %w", f.info.Remote, err)
 }
 
 // reasonOf says why the kernel would not take a packet.
@@ -429,6 +471,10 @@ func (f *hostFlow) slot(seq uint32, wire twamp.Timestamp) (bpf.Event, bool) {
 // probe's stamp is there before its reply, and so that it never fills the
 // receive buffer.
 func (f *hostFlow) drain() {
+	if f.sender != nil {
+		f.sender.drain()
+		return
+	}
 	f.drainErrors()
 	n := f.network
 	for range drainAtMost {
@@ -512,8 +558,9 @@ func (f *hostFlow) reply(packet, oob []byte) {
 }
 
 func (f *hostFlow) close() {
-	n := f.network
-	delete(n.flows, int32(f.fd))
+	if f.sender == nil {
+		delete(f.network.flows, int32(f.fd))
+	}
 	f.closeLocked()
 }
 
@@ -523,10 +570,14 @@ func (f *hostFlow) closeLocked() {
 		f.unregister()
 		f.datapath = nil
 	}
-	if f.fd >= 0 {
+	switch {
+	case f.sender != nil:
+		f.sender.release()
+		f.sender = nil
+	case f.fd >= 0:
 		unix.Close(f.fd) // leaves the epoll set with it
-		f.fd = -1
 	}
+	f.fd = -1
 }
 
 // eachControl walks the control messages of a received packet.

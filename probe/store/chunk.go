@@ -267,11 +267,12 @@ func (l *Log) foldPaths(paths []*path, upTo uint64, last bool) error {
 	err := l.commit("fold", func(tx *transaction) error {
 		chunks := tx.Bucket(bucketChunks)
 		chunks.fill(0.9)
+		var samples []Sample // memory for those of one path after the other
 		for _, p := range paths {
 			if len(p.tail) == 0 {
 				continue
 			}
-			if err := foldPath(chunks, p); err != nil {
+			if err := foldPath(chunks, p, &samples); err != nil {
 				return err
 			}
 			folded := *p
@@ -302,16 +303,17 @@ func (l *Log) foldPaths(paths []*path, upTo uint64, last bool) error {
 	return nil
 }
 
-func foldPath(chunks *bucket, p *path) error {
-	runs := lastChunk(chunks, p)
+func foldPath(chunks *bucket, p *path, samples *[]Sample) error {
+	runs := lastChunk(chunks, p, samples)
 	for _, r := range p.tail {
-		samples, err := decode(nil, r.first, uint64(r.n), r.data, 0, r.n)
+		tail, err := decode((*samples)[:0], r.first, uint64(r.n), r.data, 0, r.n)
 		if err != nil {
 			return err
 		}
-		for i := range samples {
-			runs = appendSample(runs, samples[i].Seq, r.boot, &samples[i])
+		for i := range tail {
+			runs = appendSample(runs, tail[i].Seq, r.boot, &tail[i])
 		}
+		*samples = tail
 	}
 	for _, r := range runs {
 		key, value := r.chunk(p.ID)
@@ -323,18 +325,19 @@ func foldPath(chunks *bucket, p *path) error {
 }
 
 // lastChunk returns the last chunk of p as a run to go on with, none if there is none or it is full or damaged (who reads it finds out).
-func lastChunk(chunks *bucket, p *path) (runs []*run) {
+func lastChunk(chunks *bucket, p *path, samples *[]Sample) (runs []*run) {
 	k, v := chunks.Cursor().Before(chunkKey(p.ID, p.folded))
 	head, coded, err := openChunk(k, v)
 	if err != nil || head.path != p.ID || head.end() != p.tail[0].first || head.boot != p.tail[0].boot {
 		return nil
 	}
-	samples, err := decode(nil, head.first, head.n, coded, 0, maxRun)
+	chunk, err := decode((*samples)[:0], head.first, head.n, coded, 0, maxRun)
 	if err != nil {
 		return nil
 	}
-	for i := range samples {
-		runs = appendSample(runs, samples[i].Seq, head.boot, &samples[i])
+	for i := range chunk {
+		runs = appendSample(runs, chunk[i].Seq, head.boot, &chunk[i])
 	}
+	*samples = chunk
 	return runs
 }
