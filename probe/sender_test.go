@@ -159,7 +159,10 @@ func TestRepliesThatReachASharedSocket(t *testing.T) {
 	reflectIn(t, far, nil)
 	r := begin(t, near, nil, inSlots("a", farAddr, nil), inSlots("b", farAddr6, nil))
 	stamped := func(s store.Sample) bool { return s.RX == store.TCIngress }
-	r.until("stamped", stamped)
+	r.until("stamped", func(s store.Sample) bool {
+		paths := r.Paths()
+		return stamped(s) && paths[0].Received > 0 && paths[1].Received > 0
+	})
 	n := r.net.(*hostNetwork)
 	taken := func() int {
 		r.mu.Lock()
@@ -167,14 +170,16 @@ func TestRepliesThatReachASharedSocket(t *testing.T) {
 		return len(r.samples)
 	}
 	before := taken()
-	r.Engine.mu.Lock()
-	for _, p := range r.Engine.paths {
-		f := p.flow.flow.(*hostFlow)
-		if err := f.datapath.DeletePath(f.key); err != nil {
-			t.Error(err)
+	func() {
+		r.Engine.mu.Lock()
+		defer r.Engine.mu.Unlock()
+		for _, p := range r.Engine.paths {
+			f := p.flow.flow.(*hostFlow)
+			if err := f.datapath.DeletePath(f.key); err != nil {
+				t.Error(err)
+			}
 		}
-	}
-	r.Engine.mu.Unlock()
+	}()
 	r.until("not stamped", func(s store.Sample) bool { return s.RX == store.User })
 	r.until("stamped again", func(s store.Sample) bool { return taken() > before+200 && stamped(s) })
 	for i, s := range r.stop() {
