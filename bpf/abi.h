@@ -82,8 +82,8 @@ _Static_assert(sizeof(struct sample) == 72, "sample has no hidden padding");
 enum verdict {
 	VERDICT_NOT_IP,
 	VERDICT_NOT_UDP,
-	VERDICT_OTHER_PORT, /* no path uses the local port */
-	VERDICT_OTHER_PATH, /* some path does, but not with these addresses */
+	VERDICT_OTHER_PORT, /* no path uses the local port, or none the remote one */
+	VERDICT_OTHER_PATH, /* paths do, but not with these addresses */
 	VERDICT__FOREIGN_MAX,
 
 	/* Passed to the stack: cannot be told whether it is ours. */

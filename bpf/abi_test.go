@@ -153,7 +153,7 @@ func TestPortsAreAloneInTheirSection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := spec.Maps[".bss"].ValueSize, uint32(reflect.TypeFor[[portWords]uint64]().Size()); got != want {
+	if got, want := spec.Maps[".bss"].ValueSize, uint32(reflect.TypeFor[[2][portWords]uint64]().Size()); got != want {
 		t.Errorf(".bss has %d bytes, want %d", got, want)
 	}
 }

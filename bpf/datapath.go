@@ -67,6 +67,9 @@ type Key struct {
 	Local, Remote netip.AddrPort
 }
 
+// ports are the local and the remote one, in the order of the programs.
+func (k Key) ports() [2]uint16 { return [2]uint16{k.Local.Port(), k.Remote.Port()} }
+
 func (k Key) encode() (xtwampPathKey, error) {
 	if !k.Local.IsValid() || !k.Remote.IsValid() {
 		return xtwampPathKey{}, fmt.Errorf("invalid address in %v, %v", k.Local, k.Remote)
@@ -105,8 +108,8 @@ type Datapath struct {
 	xdp         *ebpf.Program // likewise
 	attachments map[*Attachment]struct{}
 	keys        map[xtwampPathKey]struct{}
-	portUsers   map[uint16]int
-	ports       [portWords]uint64 // as the programs have it
+	portUsers   [2]map[uint16]int    // of the local and of the remote ports
+	ports       [2][portWords]uint64 // as the programs have it
 	closed      bool
 }
 
@@ -159,7 +162,7 @@ func load(cfg Config, countForeign bool) (_ *Datapath, err error) {
 		countForeign: countForeign,
 		attachments:  make(map[*Attachment]struct{}),
 		keys:         make(map[xtwampPathKey]struct{}),
-		portUsers:    make(map[uint16]int),
+		portUsers:    [2]map[uint16]int{{}, {}},
 	}
 	defer func() {
 		if err != nil {
@@ -292,10 +295,11 @@ func (d *Datapath) SetPath(k Key, p Path) error {
 		return nil
 	}
 	d.keys[key] = struct{}{}
-	port := k.Local.Port()
-	d.portUsers[port]++
-	if err := d.putPort(port); err != nil {
-		return errors.Join(fmt.Errorf("set path %v: %w", k, err), d.deletePath(key, port))
+	for side, port := range k.ports() {
+		d.portUsers[side][port]++
+	}
+	if err := d.putPorts(k); err != nil {
+		return errors.Join(fmt.Errorf("set path %v: %w", k, err), d.deletePath(key, k))
 	}
 	return nil
 }
@@ -312,42 +316,45 @@ func (d *Datapath) DeletePath(k Key) error {
 	if _, known := d.keys[key]; !known {
 		return nil
 	}
-	if err := d.deletePath(key, k.Local.Port()); err != nil {
+	if err := d.deletePath(key, k); err != nil {
 		return fmt.Errorf("delete path %v: %w", k, err)
 	}
 	return nil
 }
 
-// deletePath needs d.mu. On an error the port's bit may stay set, which costs
-// a hash lookup per packet and nothing else.
-func (d *Datapath) deletePath(key xtwampPathKey, port uint16) error {
+// deletePath needs d.mu. On an error the bits of the ports may stay set, which
+// costs a hash lookup per packet and nothing else.
+func (d *Datapath) deletePath(key xtwampPathKey, k Key) error {
 	if err := d.objects.Paths.Delete(&key); err != nil {
 		return err
 	}
 	delete(d.keys, key)
-	d.portUsers[port]--
-	if d.portUsers[port] == 0 {
-		delete(d.portUsers, port)
+	for side, port := range k.ports() {
+		if d.portUsers[side][port]--; d.portUsers[side][port] == 0 {
+			delete(d.portUsers[side], port)
+		}
 	}
-	return d.putPort(port)
+	return d.putPorts(k)
 }
 
-// putPort brings a port's bit in line with d.portUsers. It needs d.mu.
-func (d *Datapath) putPort(port uint16) error {
-	index, bit := port/64, uint64(1)<<(port%64)
-	word := d.ports[index] &^ bit
-	if d.portUsers[port] > 0 {
-		word |= bit
+// putPorts brings the bits of a key's ports in line with d.portUsers. It needs
+// d.mu.
+func (d *Datapath) putPorts(k Key) error {
+	ports := d.ports
+	for side, port := range k.ports() {
+		index, bit := port/64, uint64(1)<<(port%64)
+		ports[side][index] &^= bit
+		if d.portUsers[side][port] > 0 {
+			ports[side][index] |= bit
+		}
 	}
-	if word == d.ports[index] {
+	if ports == d.ports {
 		return nil
 	}
-	was := d.ports[index]
-	d.ports[index] = word
-	if err := d.objects.Globals.Put(uint32(0), &d.ports); err != nil {
-		d.ports[index] = was
+	if err := d.objects.Globals.Put(uint32(0), &ports); err != nil {
 		return err
 	}
+	d.ports = ports
 	return nil
 }
 

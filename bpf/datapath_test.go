@@ -112,15 +112,18 @@ func TestBadPathIsRefused(t *testing.T) {
 	}
 }
 
-func portBits(t *testing.T, d *Datapath) (ports []uint16) {
+// portBits are the local and the remote ports that the programs look at.
+func portBits(t *testing.T, d *Datapath) (ports [2][]uint16) {
 	t.Helper()
-	var words [portWords]uint64
+	var words [2][portWords]uint64
 	if err := d.objects.Globals.Lookup(uint32(0), &words); err != nil {
 		t.Fatal(err)
 	}
-	for p := range 65536 {
-		if words[p/64]>>(p%64)&1 != 0 {
-			ports = append(ports, uint16(p))
+	for side := range ports {
+		for p := range 65536 {
+			if words[side][p/64]>>(p%64)&1 != 0 {
+				ports[side] = append(ports[side], uint16(p))
+			}
 		}
 	}
 	return ports
@@ -132,31 +135,33 @@ func TestPortsFollowPaths(t *testing.T) {
 	key := func(local, remote uint16) Key {
 		return Key{Local: netip.AddrPortFrom(local4.Addr(), local), Remote: netip.AddrPortFrom(remote4.Addr(), remote)}
 	}
-	must := func(err error, want ...uint16) {
+	type ports = []uint16
+	must := func(err error, local, remote ports) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
+		want := [2]ports{local, remote}
 		if diff := cmp.Diff(want, portBits(t, d)); diff != "" {
 			t.Errorf("ports (-want +got)\n%s", diff)
 		}
 	}
-	must(d.SetPath(key(65535, 1), Path{}), 65535)
-	must(d.SetPath(key(65535, 2), Path{}), 65535)
-	must(d.SetPath(key(65535, 2), Path{ID: 1}), 65535)
-	must(d.SetPath(key(64, 1), Path{}), 64, 65535)
+	must(d.SetPath(key(65535, 1), Path{}), ports{65535}, ports{1})
+	must(d.SetPath(key(65535, 2), Path{}), ports{65535}, ports{1, 2})
+	must(d.SetPath(key(65535, 2), Path{ID: 1}), ports{65535}, ports{1, 2})
+	must(d.SetPath(key(64, 1), Path{}), ports{64, 65535}, ports{1, 2})
 	if err := d.SetPath(key(7, 7), Path{}); err == nil {
 		t.Error("a fourth path has found room")
 	}
-	must(nil, 64, 65535)
-	must(d.DeletePath(key(65535, 1)), 64, 65535)
-	must(d.DeletePath(key(65535, 1)), 64, 65535)
-	must(d.DeletePath(key(65535, 2)), 64)
-	must(d.SetPath(key(0, 0), Path{}), 0, 64)
-	must(d.DeletePath(key(64, 1)), 0)
+	must(nil, ports{64, 65535}, ports{1, 2})
+	must(d.DeletePath(key(65535, 1)), ports{64, 65535}, ports{1, 2})
+	must(d.DeletePath(key(65535, 1)), ports{64, 65535}, ports{1, 2})
+	must(d.DeletePath(key(65535, 2)), ports{64}, ports{1})
+	must(d.SetPath(key(0, 0), Path{}), ports{0, 64}, ports{0, 1})
+	must(d.DeletePath(key(64, 1)), ports{0}, ports{0})
 
 	mapped := Key{Local: netip.MustParseAddrPort("[::ffff:8.0.0.1]:0"), Remote: netip.MustParseAddrPort("[::ffff:8.0.0.2]:0")}
-	must(d.DeletePath(mapped))
+	must(d.DeletePath(mapped), nil, nil)
 }
 
 // answer makes the programs record n answers (all but the first: duplicates).

@@ -6,8 +6,9 @@
 /* Counts foreign traffic by verdict too. Packet tests want to see every exit. */
 volatile const bool count_foreign = false;
 
-/* A bit for each local port of a path: most traffic is told by it. */
-__u64 ports[65536 / 64];
+/* A bit for each local port of a path, and for each remote one: most traffic is told by them. */
+enum side { LOCAL, REMOTE, SIDE__MAX };
+__u64 ports[SIDE__MAX][65536 / 64];
 
 /* max_entries of these are set by the loader. */
 

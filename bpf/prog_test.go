@@ -503,6 +503,11 @@ func size(n int) func(*scene) {
 	}
 }
 
+// otherAddress sends the packet to an address that no path has.
+func otherAddress(s *scene) {
+	s.packet.destination = netip.AddrPortFrom(s.packet.destination.Addr().Next().Next(), s.packet.destination.Port())
+}
+
 // addLength changes a big-endian length at an offset from the IP header.
 func addLength(at func(s *scene) int, n int) func(*scene) {
 	return func(s *scene) {
@@ -550,13 +555,11 @@ func headerCases() []packetCase {
 		{name: "authentication header", only: is6, change: put(6, 51), want: VerdictExtensionHeader},
 		{name: "destination options", only: is6, change: put(6, 60), want: VerdictExtensionHeader},
 		{name: "other local port", change: func(s *scene) { s.packet = s.packet.withLocalPort(s, 49153) }, want: VerdictOtherPort},
-		{name: "other remote port", change: func(s *scene) { s.packet = s.packet.withRemotePort(s, 863) }, want: VerdictOtherPath},
+		{name: "other remote port", change: func(s *scene) { s.packet = s.packet.withRemotePort(s, 863) }, want: VerdictOtherPort},
 		{name: "other source address", change: func(s *scene) {
 			s.packet.source = netip.AddrPortFrom(s.packet.source.Addr().Next().Next(), s.packet.source.Port())
 		}, want: VerdictOtherPath},
-		{name: "other destination address", change: func(s *scene) {
-			s.packet.destination = netip.AddrPortFrom(s.packet.destination.Addr().Next().Next(), s.packet.destination.Port())
-		}, want: VerdictOtherPath},
+		{name: "other destination address", change: otherAddress, want: VerdictOtherPath},
 		{name: "no path", change: func(s *scene) { s.path = nil }, want: VerdictOtherPort},
 		{name: "udp length one more", change: addLength(udpLengthAt, 1), want: VerdictBadLength},
 		{name: "udp length one less", change: addLength(udpLengthAt, -1), want: VerdictBadLength},
@@ -901,7 +904,7 @@ func TestForeignTrafficIsNotCounted(t *testing.T) {
 		{VerdictNotIP, put(-2, 0x08, 0x06)},
 		{VerdictNotUDP, put(9, 6)},
 		{VerdictOtherPort, func(s *scene) { s.packet = s.packet.withLocalPort(s, 1) }},
-		{VerdictOtherPath, func(s *scene) { s.packet = s.packet.withRemotePort(s, 1) }},
+		{VerdictOtherPath, otherAddress},
 		{VerdictFragment, put(6, 0x20)},
 	} {
 		s := baseScene(false, false, false, profileStamp)

@@ -45,19 +45,26 @@ static __always_inline int action(enum verdict v)
 	return v >= VERDICT__ENDED_MIN ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
-/* Reads a UDP header, unless no path uses the port. */
+/* Whether a path uses the port. */
+static __always_inline bool is_used(enum side side, __be16 port)
+{
+	__u16 p = bpf_ntohs(port);
+
+	return ports[side][p / 64] >> p % 64 & 1;
+}
+
+/* Reads a UDP header, unless no path uses the ports. */
 static __always_inline bool read_udp(struct cursor *c, enum direction d, struct path_key *key,
 				     struct flow *f, enum verdict *why)
 {
 	const struct udphdr *udp = take(c, sizeof(*udp));
-	__u16 port;
 
 	*why = VERDICT_UNPARSED;
 	if (!udp)
 		return false;
 	*why = VERDICT_OTHER_PORT;
-	port = bpf_ntohs(d == EGRESS ? udp->source : udp->dest);
-	if (!(ports[port / 64] >> port % 64 & 1))
+	if (!is_used(d == EGRESS ? LOCAL : REMOTE, udp->source) ||
+	    !is_used(d == EGRESS ? REMOTE : LOCAL, udp->dest))
 		return false;
 	key->local_port = d == EGRESS ? udp->source : udp->dest;
 	key->remote_port = d == EGRESS ? udp->dest : udp->source;

@@ -24,7 +24,7 @@ var programLimits = []struct {
 	limit float64
 }{
 	{regexp.MustCompile(`/(arp|tcp6?)$`), "not UDP", 2},
-	{regexp.MustCompile(`/other_(port6?|path)$`), "other UDP", 15},
+	{regexp.MustCompile(`/other_(remote_)?port6?$`), "other UDP", 15},
 	{regexp.MustCompile(`^Packet/egress/probe6?$`), "stamp", 60},
 	{regexp.MustCompile(`^Packet/ingress/(reply6?|echo)$`), "match and record", 120},
 	{regexp.MustCompile(`^Reflect/(request|echo)`), "reflect", 250},
