@@ -10,9 +10,8 @@ import (
 
 // allowFiles sees to it that the process may open a socket for each path, twice
 // over as a path that goes on from another port has the old one for a while.
-// One socket for all would save none of them anything but the limit: a socket of
-// its own gives a path its errors, its options and a port that a middlebox has
-// not seen. The runtime has raised the soft limit to the hard one; to raise that
+// Paths share sockets only where the kernel half sees their packets, which is
+// not known yet. The runtime has raised the soft limit to the hard one; to raise that
 // takes CAP_SYS_RESOURCE.
 func allowFiles(paths int) error {
 	const others = 256
