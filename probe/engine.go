@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -35,8 +34,13 @@ type Config struct {
 	Family int
 	// Emit is handed each sample, per path in sending order, exactly once. It
 	// is called with the engine's lock held: it must not block, nor call the
-	// engine.
+	// engine. Paths have the numbers of Targets, from 0, and those that come
+	// later go on from there; no number is used twice.
 	Emit func(path int, s store.Sample)
+	// Began and Ended, if not nil, are told of each path before its first
+	// sample and after its last, under the conditions of Emit.
+	Began func(path int, t target.Target)
+	Ended func(path int)
 	// Opened, if not nil, is told of each way opened to a target, and of each
 	// attempt that failed, under the conditions of Emit.
 	Opened func(path int, f FlowInfo, err error)
@@ -45,7 +49,7 @@ type Config struct {
 	Logger *zap.Logger
 }
 
-// Engine measures a fixed set of targets.
+// Engine measures a set of targets, which may change while it does.
 type Engine struct {
 	cfg   Config
 	log   *zap.Logger
@@ -55,12 +59,16 @@ type Engine struct {
 	slot  time.Duration // what is due within one is handled together; 0: each by itself
 
 	mu          sync.Mutex
-	paths       []*path
+	paths       []*path // by index; nil where one has ended
+	free        []int   // such indexes
+	begun       int     // paths so far
+	slotSpace   slotSpace
 	queue       queue
 	packet      []byte // of the probe being sent
+	running     bool
 	stopping    bool
-	opens       chan openRequest // of targets with an address
-	lookups     chan openRequest // of targets with a name
+	opens       requests // of targets with an address
+	lookups     requests // of targets with a name
 	state       ClockState
 	stamps      map[string]*stampCounts // by name of interface
 	unmatched   uint64
@@ -79,7 +87,7 @@ type stampCounts struct {
 // names that differ.
 func New(cfg Config) (*Engine, error) {
 	e := newEngine(cfg, newSystemClock())
-	if err := e.setTargets(cfg.Targets); err != nil {
+	if err := e.SetTargets(cfg.Targets); err != nil {
 		return nil, err
 	}
 	e.net = newHostNetwork(e, cfg.Namespace, cfg.Family)
@@ -93,61 +101,25 @@ func newEngine(cfg Config, c clock) *Engine {
 	if cfg.Opened == nil {
 		cfg.Opened = func(int, FlowInfo, error) {}
 	}
+	if cfg.Began == nil {
+		cfg.Began = func(int, target.Target) {}
+	}
+	if cfg.Ended == nil {
+		cfg.Ended = func(int) {}
+	}
 	if cfg.Beat == nil {
 		cfg.Beat = func(time.Duration) {}
 	}
 	return &Engine{
-		cfg:    cfg,
-		log:    cfg.Logger,
-		clock:  c,
-		wake:   make(chan struct{}, 1),
-		stamps: make(map[string]*stampCounts),
-		state:  c.state(),
+		cfg:     cfg,
+		log:     cfg.Logger,
+		clock:   c,
+		wake:    make(chan struct{}, 1),
+		opens:   newRequests(),
+		lookups: newRequests(),
+		stamps:  make(map[string]*stampCounts),
+		state:   c.state(),
 	}
-}
-
-func (e *Engine) setTargets(targets []target.Target) error {
-	names := make(map[string]bool, len(targets))
-	largest := 0
-	for i, t := range targets {
-		if err := t.Validate(); err != nil {
-			return fmt.Errorf("target %q: %w", t.Name, err)
-		}
-		if names[t.Name] {
-			return fmt.Errorf("target %q: the name is used twice", t.Name)
-		}
-		names[t.Name] = true
-		largest = max(largest, t.PayloadSize())
-		p, err := newPath(t, i, e.cfg.Count)
-		if err != nil {
-			return err
-		}
-		p.want = openRequest{path: p, target: t}
-		p.slotBase = uint32(e.slots())
-		e.paths = append(e.paths, p)
-	}
-	e.packet = make([]byte, largest)
-	if target.Rate(targets) >= slotsFrom {
-		e.slot = slot
-	}
-	literals := 0
-	for _, p := range e.paths {
-		if p.literal {
-			literals++
-		}
-	}
-	// Room for each path: one open at a time.
-	e.opens = make(chan openRequest, literals)
-	e.lookups = make(chan openRequest, len(e.paths)-literals)
-	return nil
-}
-
-// slots is the number of kernel slots that the engine's paths need.
-func (e *Engine) slots() (n int) {
-	for _, p := range e.paths {
-		n += len(p.window)
-	}
-	return n
 }
 
 // Run measures until ctx ends or, with Count set, until all is measured. It
@@ -165,19 +137,18 @@ func (e *Engine) Run(ctx context.Context) error {
 	opening, stopOpening := context.WithCancel(ctx)
 	defer stopOpening()
 	// Names may take long to resolve, and hold up nobody but each other.
-	for _, queue := range []chan openRequest{e.opens, e.lookups} {
-		for range min(openers, cap(queue)) {
+	for _, queue := range []requests{e.opens, e.lookups} {
+		for range openers {
 			background.Go(func() { e.openLoop(opening, queue) })
 		}
 	}
 
 	e.mu.Lock()
-	e.queue = newQueue(len(e.paths))
-	now := e.clock.mono()
+	e.running = true
 	for _, p := range e.paths {
-		p.beginBy = now + int64(beginWithin)
-		e.requestOpen(p)
-		e.replan(p)
+		if p != nil {
+			e.begin(p)
+		}
 	}
 	e.mu.Unlock()
 	e.schedule(ctx)
@@ -187,7 +158,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	background.Wait()
 	e.mu.Lock()
 	for _, p := range e.paths {
-		if p.flow != nil {
+		if p != nil && p.flow != nil {
 			p.flow.close()
 			p.flow = nil
 		}
@@ -238,8 +209,9 @@ func (e *Engine) schedule(ctx context.Context) {
 		e.mu.Lock()
 		next, left := e.tick()
 		e.net.flush()
+		inSlots := e.slot != 0
 		e.mu.Unlock()
-		if e.slot != 0 {
+		if inSlots {
 			e.look()
 		}
 		if !left {
@@ -276,8 +248,12 @@ func (e *Engine) tick() (time.Duration, bool) {
 		}
 		p := e.paths[i]
 		e.expire(p, now)
+		if p.ended() {
+			e.end(p)
+			continue
+		}
 		if !p.scheduled && !e.cfg.AtOnce && p.beginBy <= now {
-			e.begin(p, now)
+			e.plan(p, now)
 		}
 		if p.reopenAt != 0 && p.reopenAt <= now && !p.opening {
 			e.requestOpen(p)
@@ -312,11 +288,11 @@ func (e *Engine) look() {
 // finished reports whether nothing is left to send or to wait for. An engine
 // without targets is finished when it is stopped.
 func (e *Engine) finished() bool {
-	if !e.stopping && (e.cfg.Count == 0 || len(e.paths) == 0) {
+	if !e.stopping && (e.cfg.Count == 0 || len(e.paths) == len(e.free)) {
 		return false
 	}
 	for _, p := range e.paths {
-		if !p.finished() {
+		if p != nil && !p.finished() {
 			return false
 		}
 	}
@@ -343,8 +319,10 @@ func (e *Engine) wakeUp() {
 func (e *Engine) stop() {
 	e.stopping = true
 	for _, p := range e.paths {
-		p.remaining, p.reopenAt = 0, 0
-		e.replan(p)
+		if p != nil {
+			p.remaining, p.reopenAt = 0, 0
+			e.replan(p)
+		}
 	}
 }
 
@@ -624,7 +602,7 @@ func (e *Engine) giveUp(p *path, pr *probe) {
 // handOn emits the finished probes at the front of p's window, in order.
 func (e *Engine) handOn(p *path) {
 	for pr := p.oldest(); pr != nil && pr.done; pr = p.oldest() {
-		e.cfg.Emit(p.index, pr.sample())
+		e.cfg.Emit(p.number, pr.sample())
 		p.head++
 		if f := pr.flow; f != nil {
 			f.stamps.tx[pr.txSource]++
@@ -640,11 +618,14 @@ func (e *Engine) handOn(p *path) {
 // requestOpen lets the openers open p; Engine.mu is held.
 func (e *Engine) requestOpen(p *path) {
 	p.opening, p.reopenAt = true, 0
+	if !p.hasSlots && e.slotSpace.take(p) {
+		p.want.refresh = false
+	}
 	queue := e.lookups
 	if p.literal {
 		queue = e.opens
 	}
-	queue <- p.want // has room for every path
+	queue.add(p.want)
 	p.want.refresh = false
 }
 
@@ -660,21 +641,20 @@ func (e *Engine) reopen(p *path) {
 }
 
 // openLoop opens paths as they are asked for, until ctx ends.
-func (e *Engine) openLoop(ctx context.Context, queue <-chan openRequest) {
+func (e *Engine) openLoop(ctx context.Context, queue requests) {
 	const limit = 10 * time.Second
 	for {
-		select {
-		case <-ctx.Done():
+		req, ok := queue.next(ctx)
+		if !ok {
 			return
-		case req := <-queue:
-			limited, cancel := context.WithTimeout(ctx, limit)
-			f, info, err := e.net.open(limited, req)
-			cancel()
-			e.mu.Lock()
-			e.opened(req.path, f, info, err)
-			e.changed(req.path)
-			e.mu.Unlock()
 		}
+		limited, cancel := context.WithTimeout(ctx, limit)
+		f, info, err := e.net.open(limited, req)
+		cancel()
+		e.mu.Lock()
+		e.opened(req.path, f, info, err)
+		e.changed(req.path)
+		e.mu.Unlock()
 	}
 }
 
@@ -683,14 +663,14 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 	now := e.clock.mono()
 	p.opening = false
 	p.openedAt = now
-	if e.stopping {
+	if e.stopping || p.removed {
 		if f != nil {
 			f.close()
 		}
 		return
 	}
 	if !p.scheduled {
-		e.begin(p, now)
+		e.plan(p, now)
 	}
 	var d *downError
 	switch {
@@ -706,7 +686,7 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 		e.retire(p)
 		p.reason = d.reason
 		e.reopen(p)
-		e.cfg.Opened(p.index, info, d)
+		e.cfg.Opened(p.number, info, d)
 		return
 	}
 	before := p.flow
@@ -727,7 +707,7 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 		e.log.Info("path is open", fields...)
 	}
 	e.refreshLater(p, now)
-	e.cfg.Opened(p.index, info, nil)
+	e.cfg.Opened(p.number, info, nil)
 }
 
 // refreshLater has the name and the route of p looked up again in a while, or
@@ -745,8 +725,8 @@ func (e *Engine) refreshLater(p *path, now int64) {
 	p.want.refresh, p.reopenAt = true, now+int64(every)
 }
 
-// begin sets when p's first probe is due.
-func (e *Engine) begin(p *path, now int64) {
+// plan sets when p's first probe is due.
+func (e *Engine) plan(p *path, now int64) {
 	p.scheduled, p.due = true, now
 	if !e.cfg.AtOnce {
 		ph := phase(e.cfg.Device, p.target.Name, p.target.Interval)

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"sync"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/bpf"
@@ -44,6 +43,7 @@ type hostNetwork struct {
 	routesMu      sync.Mutex
 	routes        *netns.Routes // nil before it is needed
 	stamping      sync.Once     // the kernel stamps received packets
+	easing        sync.Once     // timers are eased
 	closeOnce     sync.Once
 }
 
@@ -81,26 +81,15 @@ func resolverIn(ns *netns.Namespace) *net.Resolver {
 }
 
 func (n *hostNetwork) run(ctx context.Context) {
-	if n.engine.slot != 0 {
-		if err := easeTimers(); err != nil {
-			n.engine.log.Info("sending so many probes costs more than it has to", zap.Error(err))
-		}
-	}
 	var loops sync.WaitGroup
 	defer loops.Wait()
 	loops.Go(func() { keep(ctx, n.engine.log, "reading the sockets", n.pollLoop) })
-	if !n.wantsBPF() {
-		return
+	select { // a target that wants the kernel half may come later
+	case <-ctx.Done():
+	case <-n.ladder.ready:
+		dp := n.ladder.loaded()
+		keep(ctx, n.engine.log, "reading the ring", func(ctx context.Context) error { return dp.Run(ctx, n.events) })
 	}
-	if dp := n.ladder.load(); dp != nil {
-		loops.Go(func() {
-			keep(ctx, n.engine.log, "reading the ring", func(ctx context.Context) error { return dp.Run(ctx, n.events) })
-		})
-	}
-}
-
-func (n *hostNetwork) wantsBPF() bool {
-	return slices.ContainsFunc(n.engine.paths, func(p *path) bool { return wantsBPF(p.target) })
 }
 
 func wantsBPF(t target.Target) bool {
@@ -128,7 +117,7 @@ func (n *hostNetwork) events(events []bpf.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i := range events {
-		if ev := &events[i]; int(ev.Path) < len(e.paths) {
+		if ev := &events[i]; int(ev.Path) < len(e.paths) && e.paths[ev.Path] != nil {
 			e.received(e.paths[ev.Path], eventReply(ev))
 		}
 	}
@@ -335,6 +324,12 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif
 	}
 	if err := f.unreadable(&req.target); err != nil {
 		return err
+	}
+	n.engine.mu.Lock()
+	room := req.path.hasSlots
+	n.engine.mu.Unlock()
+	if !room {
+		return errors.New("the kernel half was made for fewer paths; others end, or a restart, make room")
 	}
 	dev, err := n.ladder.attach(link, req.target.Attach)
 	if err != nil {

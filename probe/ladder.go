@@ -75,6 +75,7 @@ type ladder struct {
 	loadDatapath func(bpf.Config) (*bpf.Datapath, error) // bpf.Load but in tests
 	datapath     *bpf.Datapath                           // nil: loadErr says why
 	loadErr      error
+	ready        chan struct{} // closed when datapath is there
 
 	mu      sync.Mutex // of the maps below, and of setting the two above
 	devices map[deviceKey]*device
@@ -100,6 +101,7 @@ func newLadder(e *Engine, ns *netns.Namespace) *ladder {
 		ns:           ns,
 		log:          e.log,
 		loadDatapath: bpf.Load,
+		ready:        make(chan struct{}),
 		devices:      make(map[deviceKey]*device),
 		refused:      make(map[int][]Refusal),
 		names:        make(map[int]string),
@@ -116,6 +118,9 @@ func (l *ladder) load() *bpf.Datapath {
 		l.mu.Lock()
 		l.datapath, l.loadErr = dp, err
 		l.mu.Unlock()
+		if dp != nil {
+			close(l.ready)
+		}
 	})
 	return l.datapath
 }
@@ -127,7 +132,8 @@ func (l *ladder) loaded() *bpf.Datapath {
 	return l.datapath
 }
 
-// config sizes the kernel half by the targets, which an engine has for life.
+// config sizes the kernel half by the targets that the engine has now, with
+// room for others.
 func (l *ladder) config() bpf.Config {
 	const (
 		// What a ring that nobody reads holds, between bounds: beyond it there
@@ -135,11 +141,19 @@ func (l *ladder) config() bpf.Config {
 		ringHolds          = 4 * time.Second
 		ringLeast, ringMax = 64 << 10, 16 << 20
 	)
-	perSecond := target.Rate(l.engine.cfg.Targets)
+	l.engine.mu.Lock()
+	defer l.engine.mu.Unlock()
+	perSecond, paths := 0.0, 0
+	for _, p := range l.engine.paths {
+		if p != nil {
+			perSecond += float64(time.Second) / float64(p.target.Interval)
+			paths++
+		}
+	}
 	return bpf.Config{
-		Slots: l.engine.slots(),
+		Slots: l.engine.slotSpace.fix(),
 		// Room for the flow in use and retired ones of each path.
-		Paths:     4 * max(len(l.engine.paths), 16),
+		Paths:     4 * max(paths, 256),
 		RingBytes: int(min(max(perSecond*ringHolds.Seconds()*float64(bpf.EventBytes), ringLeast), ringMax)),
 		Batch:     l.engine.slot != 0,
 	}

@@ -52,6 +52,8 @@ type path struct {
 	flow      *openFlow // nil while the path cannot be used
 	scheduled bool
 	opening   bool
+	removed   bool // sends no more, and is forgotten when nothing is in flight
+	hasSlots  bool
 	again     bool   // to be opened anew when the present attempt is over
 	literal   bool   // the target's address needs no lookup
 	due       int64  // CLOCK_MONOTONIC of the next probe, once scheduled
@@ -74,6 +76,7 @@ type path struct {
 	openedAt int64        // CLOCK_MONOTONIC of the last attempt to open; 0: none yet
 	want     openRequest
 	sender   int // number of the last shared socket that a flow was on
+	number   int // of all paths of the engine; the index may be another's later
 
 	troubleSince, troubleLast, troubleTold time.Time
 }
@@ -121,7 +124,7 @@ func (f FlowInfo) sameWay(other FlowInfo) bool {
 		f.Interface == other.Interface && f.Step == other.Step
 }
 
-func newPath(t target.Target, index int, count uint64) (*path, error) {
+func newPath(t target.Target, count uint64) (*path, error) {
 	profile, err := twamp.ParseProfile(t.Profile)
 	if err != nil {
 		return nil, fmt.Errorf("target %s: %w", t.Name, err)
@@ -132,7 +135,6 @@ func newPath(t target.Target, index int, count uint64) (*path, error) {
 	p := &path{
 		target:    t,
 		profile:   profile,
-		index:     index,
 		window:    make([]probe, t.Window()),
 		remaining: count,
 		// A reply to an earlier run must not fit.
@@ -203,6 +205,9 @@ func (p *path) full() bool { return p.next-p.head == uint32(len(p.window)) }
 // finished reports whether nothing is left to send or to wait for.
 func (p *path) finished() bool { return p.remaining == 0 && p.head == p.next }
 
+// ended reports whether it is time to forget the path.
+func (p *path) ended() bool { return p.removed && p.finished() && !p.opening }
+
 // reordered applies RFC 4737 to the arrival of seq, not a duplicate.
 func (p *path) reordered(seq uint32) bool {
 	if int32(seq-p.nextSeq) >= 0 {
@@ -214,6 +219,9 @@ func (p *path) reordered(seq uint32) bool {
 
 // turn is when the path wants the scheduler next.
 func (p *path) turn() int64 {
+	if p.ended() {
+		return 0 // as soon as can be
+	}
 	at := never
 	if p.scheduled && p.remaining > 0 {
 		at = min(at, p.due)

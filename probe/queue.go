@@ -21,13 +21,11 @@ type turn struct {
 	path int32
 }
 
-func newQueue(paths int) queue {
-	q := queue{heap: make([]turn, paths), place: make([]int32, paths)}
-	for i := range q.heap {
-		q.heap[i] = turn{never, int32(i)}
-		q.place[i] = int32(i)
-	}
-	return q
+// grow makes room for one more path.
+func (q *queue) grow() {
+	q.heap = append(q.heap, turn{})
+	q.place = append(q.place, 0)
+	q.put(len(q.heap)-1, turn{never, int32(len(q.place) - 1)})
 }
 
 // next is the path whose turn is the next, and when that is; -1 if there are

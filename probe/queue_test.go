@@ -15,10 +15,17 @@ func TestQueueGivesTheNextTurn(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		paths := rapid.IntRange(1, 20).Draw(t, "paths")
-		q := newQueue(paths)
+		var q queue
+		for range paths {
+			q.grow()
+		}
 		want := slices.Repeat([]int64{never}, paths)
 		for range rapid.IntRange(1, 100).Draw(t, "changes") {
-			path := rapid.IntRange(0, paths-1).Draw(t, "path")
+			if rapid.IntRange(0, 9).Draw(t, "more") == 0 {
+				q.grow()
+				want = append(want, never)
+			}
+			path := rapid.IntRange(0, len(want)-1).Draw(t, "path")
 			at := rapid.OneOf(rapid.Int64Range(0, 30), rapid.Just(never)).Draw(t, "at")
 			q.set(path, at)
 			want[path] = at

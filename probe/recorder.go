@@ -12,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/xtwamp/xtwamp/probe/store"
-	"github.com/xtwamp/xtwamp/probe/target"
 )
 
 // appendAtMost bounds one transaction, in samples.
@@ -28,9 +27,8 @@ type Log interface {
 
 // RecorderConfig says what a Recorder moves where.
 type RecorderConfig struct {
-	Ring    *Ring
-	Log     Log
-	Targets []target.Target
+	Ring *Ring // told of all paths
+	Log  Log
 	// Clock gives the state of the wall clock for dating samples.
 	Clock func() ClockState
 	// Interval is the time between commits.
@@ -45,7 +43,7 @@ type RecorderConfig struct {
 type Recorder struct {
 	cfg   RecorderConfig
 	log   *zap.Logger
-	paths []store.PathID
+	paths map[int]store.PathID // those registered, by number
 
 	mu       sync.Mutex
 	degraded string
@@ -59,7 +57,7 @@ func NewRecorder(cfg RecorderConfig) *Recorder {
 	if cfg.Beat == nil {
 		cfg.Beat = func(time.Duration) {}
 	}
-	return &Recorder{cfg: cfg, log: cfg.Logger}
+	return &Recorder{cfg: cfg, log: cfg.Logger, paths: make(map[int]store.PathID)}
 }
 
 // Run records until ctx ends, then once more.
@@ -74,6 +72,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 		err := r.commit()
 		if err == nil && !last && time.Since(maintained) >= maintainEvery {
 			maintained = time.Now()
+			r.forget()
 			if err = r.cfg.Log.Maintain(); err != nil {
 				err = fmt.Errorf("maintain store: %w", err)
 			}
@@ -110,11 +109,6 @@ func (r *Recorder) Run(ctx context.Context) error {
 func (r *Recorder) commit() error {
 	state := r.cfg.Clock()
 	r.cfg.Log.SetOffset(store.Offset{Nanoseconds: state.Offset, Synchronized: state.Synchronized})
-	if r.paths == nil {
-		if err := r.register(); err != nil {
-			return err
-		}
-	}
 	var batch []Measured
 	var records []store.Record
 	for {
@@ -122,6 +116,9 @@ func (r *Recorder) commit() error {
 		batch, upTo = r.cfg.Ring.Peek(batch[:0], appendAtMost)
 		if len(batch) == 0 {
 			return nil
+		}
+		if err := r.register(batch); err != nil {
+			return err
 		}
 		records = records[:0]
 		for _, m := range batch {
@@ -134,21 +131,43 @@ func (r *Recorder) commit() error {
 	}
 }
 
-func (r *Recorder) register() error {
-	wanted := make([]store.Path, len(r.cfg.Targets))
-	for i, t := range r.cfg.Targets {
-		wanted[i] = store.Path{Name: t.Name, Labels: t.Labels}
+// register makes the paths of samples known to the store.
+func (r *Recorder) register(batch []Measured) error {
+	var fresh []int
+	var wanted []store.Path
+	found := make(map[int]bool)
+	for _, m := range batch {
+		if _, known := r.paths[m.Path]; known || found[m.Path] {
+			continue
+		}
+		found[m.Path] = true
+		t, ok := r.cfg.Ring.Target(m.Path)
+		if !ok {
+			return fmt.Errorf("a sample of path %d, which nobody has begun", m.Path)
+		}
+		fresh = append(fresh, m.Path)
+		wanted = append(wanted, store.Path{Name: t.Name, Labels: t.Labels})
+	}
+	if len(fresh) == 0 {
+		return nil
 	}
 	registered, err := r.cfg.Log.RegisterAll(wanted)
 	if err != nil {
 		return err
 	}
-	paths := make([]store.PathID, len(registered))
 	for i, p := range registered {
-		paths[i] = p.ID
+		r.paths[fresh[i]] = p.ID
 	}
-	r.paths = paths
 	return nil
+}
+
+// forget forgets paths of which no sample comes any more.
+func (r *Recorder) forget() {
+	for path := range r.paths {
+		if _, ok := r.cfg.Ring.Target(path); !ok {
+			delete(r.paths, path)
+		}
+	}
 }
 
 func (r *Recorder) setDegraded(err error) {

@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/xtwamp/xtwamp/probe/store"
-	"github.com/xtwamp/xtwamp/probe/target"
 )
 
 func monos(ms []Measured) (out []int64) {
@@ -124,8 +123,10 @@ func TestRecorderKeepsWhatTheStoreRefuses(t *testing.T) {
 		log := &fakeLog{fail: fmt.Errorf("append: %w", store.ErrNoSpace)}
 		core, logged := observer.New(zap.InfoLevel)
 		ring := NewRing(1000)
+		ring.Began(0, simTarget("a", time.Second))
+		ring.Began(1, simTarget("b", time.Second))
 		r := NewRecorder(RecorderConfig{
-			Ring: ring, Log: log, Targets: []target.Target{simTarget("a", time.Second), simTarget("b", time.Second)},
+			Ring: ring, Log: log,
 			Clock: func() ClockState { return ClockState{} }, Interval: 10 * time.Second, Logger: zap.New(core),
 		})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -168,8 +169,9 @@ func TestRecorderSaysWhatMemoryCouldNotHold(t *testing.T) {
 		log := &fakeLog{fail: errors.New("broken")}
 		core, logged := observer.New(zap.InfoLevel)
 		ring := NewRing(10)
+		ring.Began(0, simTarget("a", time.Second))
 		r := NewRecorder(RecorderConfig{
-			Ring: ring, Log: log, Targets: []target.Target{simTarget("a", time.Second)},
+			Ring: ring, Log: log,
 			Clock: func() ClockState { return ClockState{} }, Interval: time.Second, Logger: zap.New(core),
 		})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -197,6 +199,7 @@ func TestRecorderSaysWhatMemoryCouldNotHold(t *testing.T) {
 
 func TestRecorderCommitsWhatComesDuringTheLastPass(t *testing.T) {
 	ring := NewRing(10)
+	ring.Began(0, simTarget("a", time.Second))
 	ctx, cancel := context.WithCancel(t.Context())
 	log := &fakeLog{}
 	log.maintain = func() { // the stop, and a last sample, come meanwhile
@@ -204,7 +207,7 @@ func TestRecorderCommitsWhatComesDuringTheLastPass(t *testing.T) {
 		cancel()
 	}
 	r := NewRecorder(RecorderConfig{
-		Ring: ring, Log: log, Targets: []target.Target{simTarget("a", time.Second)},
+		Ring: ring, Log: log,
 		Clock: func() ClockState { return ClockState{} }, Interval: time.Second,
 	})
 	if err := r.Run(ctx); err != nil || len(log.records) != 1 || ring.Len() != 0 {
@@ -215,9 +218,10 @@ func TestRecorderCommitsWhatComesDuringTheLastPass(t *testing.T) {
 func TestRecorderReportsAFailedLastCommit(t *testing.T) {
 	log := &fakeLog{fail: errors.New("broken")}
 	ring := NewRing(10)
+	ring.Began(0, simTarget("a", time.Second))
 	ring.Put(0, store.Sample{})
 	r := NewRecorder(RecorderConfig{
-		Ring: ring, Log: log, Targets: []target.Target{simTarget("a", time.Second)},
+		Ring: ring, Log: log,
 		Clock: func() ClockState { return ClockState{} }, Interval: time.Second,
 	})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -6,9 +6,10 @@ import (
 	"sync"
 
 	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
 )
 
-// Measured is one sample of the path with that index in Config.Targets.
+// Measured is one sample of the path with that number.
 type Measured struct {
 	Path   int
 	Sample store.Sample
@@ -27,11 +28,55 @@ type Ring struct {
 	peeked      uint64     // the taker has seen the samples below this number
 	overwritten uint64     // of those, so many since: dropped unless they are discarded
 	dropped     uint64
+	paths       map[int]*ringPath
+	ended       []int // paths of which it may still hold samples
+}
+
+// ringPath is whose samples a ring holds.
+type ringPath struct {
+	target target.Target
+	upTo   uint64 // number below which its samples are, once it has ended
 }
 
 // NewRing makes a ring that holds at most capacity samples.
 func NewRing(capacity int) *Ring {
-	return &Ring{capacity: uint64(capacity), filled: make(chan struct{}, 1)}
+	return &Ring{capacity: uint64(capacity), filled: make(chan struct{}, 1), paths: make(map[int]*ringPath)}
+}
+
+// Began and Ended tell the ring of a path, before its first sample and after its last.
+func (r *Ring) Began(path int, t target.Target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.paths[path] = &ringPath{target: t}
+}
+
+// Ended is described at Began.
+func (r *Ring) Ended(path int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.paths[path]; p != nil {
+		p.upTo = r.next
+		r.ended = append(r.ended, path)
+		r.forget()
+	}
+}
+
+// forget forgets paths that have ended and of which no sample is left.
+func (r *Ring) forget() {
+	for len(r.ended) > 0 && r.paths[r.ended[0]].upTo <= r.first {
+		delete(r.paths, r.ended[0])
+		r.ended = r.ended[1:]
+	}
+}
+
+// Target is what a path measures; false if the ring holds none of its samples, nor ever will.
+func (r *Ring) Target(path int) (target.Target, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.paths[path]; p != nil {
+		return p.target, true
+	}
+	return target.Target{}, false
 }
 
 // Put adds a sample. It never blocks.
@@ -87,6 +132,7 @@ func (r *Ring) Discard(upTo uint64) {
 	defer r.mu.Unlock()
 	r.overwritten = 0
 	r.first = max(r.first, upTo)
+	r.forget()
 }
 
 // Dropped is how many samples were overwritten before anybody took them.

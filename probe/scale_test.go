@@ -130,7 +130,7 @@ func TestKernelHalfIsSizedByTheRate(t *testing.T) {
 		{10_000, ms, 16 << 20},
 	} {
 		e := newEngine(Config{Targets: manyTargets(c.paths, c.interval)}, newSystemClock())
-		if err := e.setTargets(e.cfg.Targets); err != nil {
+		if err := e.SetTargets(e.cfg.Targets); err != nil {
 			t.Fatal(err)
 		}
 		got := newLadder(e, nil).config()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/bpf"
@@ -99,7 +100,7 @@ func newEnvelope(local netip.Addr, remote netip.AddrPort, zone int) (e envelope)
 // share gives a socket for f to share, or nil if it is to have its own. The port is one that the path did not have before: replies to
 // its earlier flows are told apart by it, and so is what a middlebox remembers of them.
 func (n *hostNetwork) share(f *hostFlow, t *target.Target) (*sender, error) {
-	if n.engine.slot == 0 || t.SourcePort != 0 || t.PayloadSize() > batchPayload {
+	if t.SourcePort != 0 || t.PayloadSize() > batchPayload {
 		return nil, nil
 	}
 	kind := senderKind{
@@ -107,6 +108,14 @@ func (n *hostNetwork) share(f *hostFlow, t *target.Target) (*sender, error) {
 	}
 	n.engine.mu.Lock()
 	defer n.engine.mu.Unlock()
+	if n.engine.slot == 0 {
+		return nil, nil
+	}
+	n.easing.Do(func() {
+		if err := easeTimers(); err != nil {
+			n.engine.log.Info("sending so many probes costs more than it has to", zap.Error(err))
+		}
+	})
 	n.keysMu.Lock()
 	defer n.keysMu.Unlock()
 	var shared *sender

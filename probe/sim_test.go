@@ -225,7 +225,7 @@ func simulate(t *testing.T, edit func(*Config), targets ...target.Target) *simul
 		edit(&cfg)
 	}
 	s.Engine = newEngine(cfg, s.clock)
-	if err := s.setTargets(targets); err != nil {
+	if err := s.SetTargets(targets); err != nil {
 		t.Fatal(err)
 	}
 	s.net = &simNetwork{t: t, engine: s.Engine}

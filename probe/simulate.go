@@ -17,7 +17,7 @@ import (
 // its probes, counted from 0; it returns how long the reply takes, and whether there is one. It is called with the engine's lock held.
 func Simulate(cfg Config, reach func(target int, n uint64) (rtt time.Duration, answered bool)) (*Engine, error) {
 	e := newEngine(cfg, simulatedClock{time.Now()})
-	if err := e.setTargets(cfg.Targets); err != nil {
+	if err := e.SetTargets(cfg.Targets); err != nil {
 		return nil, err
 	}
 	e.net = &simulatedNetwork{engine: e, reach: reach}

@@ -25,12 +25,15 @@ type PathStatus struct {
 	Counters
 }
 
-// Paths is the state of each path, in the order of Config.Targets.
+// Paths is the state of each path. Those of Config.Targets are in their order.
 func (e *Engine) Paths() []PathStatus {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	out := make([]PathStatus, len(e.paths))
-	for i, p := range e.paths {
+	out := make([]PathStatus, 0, len(e.paths))
+	for _, p := range e.paths {
+		if p == nil || p.removed {
+			continue
+		}
 		s := PathStatus{Target: p.target, Reason: p.reason, Counters: p.counters}
 		s.NotSent = maps.Clone(p.counters.NotSent)
 		s.InFlight = s.Sent - s.Received - s.Lost - s.Unknown
@@ -38,7 +41,7 @@ func (e *Engine) Paths() []PathStatus {
 			info := p.flow.FlowInfo
 			s.Flow = &info
 		}
-		out[i] = s
+		out = append(out, s)
 	}
 	return out
 }

@@ -49,6 +49,7 @@ type controlConfig struct {
 
 type webConfig struct {
 	Listen            []string `yaml:"listen"`
+	Lifecycle         bool     `yaml:"lifecycle"`
 	Pprof             bool     `yaml:"pprof"`
 	PerPathHistograms bool     `yaml:"per_path_histograms"`
 }

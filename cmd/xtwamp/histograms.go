@@ -3,6 +3,8 @@
 package main
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,7 +27,8 @@ var rttBuckets = []float64{
 type histograms struct {
 	rtt, dwell *prometheus.HistogramVec // rtt nil: not wanted
 	guard      func(func() error) error // counts panics
-	paths      []pathHistograms
+	mu         sync.RWMutex
+	paths      map[int]*pathHistograms // by number
 }
 
 // pathHistograms are those of one path, and the samples still to be put into
@@ -42,7 +45,7 @@ type roundTrip struct {
 	ns, dwell int64 // dwell -1: not known
 }
 
-func newHistograms(targets []target.Target, perPathRTT bool, guard func(func() error) error) *histograms {
+func newHistograms(perPathRTT bool, guard func(func() error) error) *histograms {
 	vec := func(name, help string, buckets []float64) *prometheus.HistogramVec {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "xtwamp_" + name, Help: help, Buckets: buckets,
@@ -51,18 +54,48 @@ func newHistograms(targets []target.Target, perPathRTT bool, guard func(func() e
 			NativeHistogramMinResetDuration: time.Hour,
 		}, []string{"path"})
 	}
-	h := &histograms{guard: guard, paths: make([]pathHistograms, len(targets))}
+	h := &histograms{guard: guard, paths: make(map[int]*pathHistograms)}
 	h.dwell = vec("reflector_dwell_seconds", "How long the far side held probes, T3 - T2.", nil)
 	if perPathRTT {
 		h.rtt = vec("round_trip_time_seconds", "Round-trip time, T4 - T1 (RFC 2681), the far side's dwell included.", rttBuckets)
 	}
-	for i, t := range targets {
-		h.paths[i].name = t.Name
-		if h.rtt != nil { // there from the start; dwell comes with its first value
-			h.paths[i].rtt = h.rtt.WithLabelValues(t.Name)
+	return h
+}
+
+// began makes the histograms of a path. RTT is there from the start; dwell
+// comes with its first value.
+func (h *histograms) began(path int, t target.Target) {
+	p := &pathHistograms{name: t.Name}
+	if h.rtt != nil {
+		p.rtt = h.rtt.WithLabelValues(t.Name)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.paths[path] = p
+}
+
+// keep removes the histograms of paths that are not measured any more. What
+// these still have in flight is not observed.
+func (h *histograms) keep(names map[string]bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for number, p := range h.paths {
+		if names[p.name] {
+			continue
+		}
+		delete(h.paths, number)
+		h.dwell.DeleteLabelValues(p.name)
+		if h.rtt != nil {
+			h.rtt.DeleteLabelValues(p.name)
 		}
 	}
-	return h
+}
+
+// ended forgets a path. Its histograms may be another's of the same name.
+func (h *histograms) ended(path int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.paths, path)
 }
 
 // observe takes a sample of a path.
@@ -70,7 +103,12 @@ func (h *histograms) observe(path int, s *store.Sample) {
 	if s.Outcome != store.OnTime && s.Outcome != store.Late {
 		return
 	}
-	p := &h.paths[path]
+	h.mu.RLock()
+	p := h.paths[path]
+	h.mu.RUnlock()
+	if p == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.waiting[p.n] = roundTrip{s.RTT, -1}
@@ -113,8 +151,10 @@ func (h *histograms) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (h *histograms) Collect(ch chan<- prometheus.Metric) {
-	for i := range h.paths {
-		p := &h.paths[i]
+	h.mu.RLock()
+	paths := slices.Collect(maps.Values(h.paths))
+	h.mu.RUnlock()
+	for _, p := range paths {
 		p.mu.Lock()
 		h.flush(p)
 		p.mu.Unlock()

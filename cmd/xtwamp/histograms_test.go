@@ -39,9 +39,10 @@ func valuesOf(t *testing.T, c prometheus.Collector) map[string]uint64 {
 }
 
 func TestHistogramsHaveEverySample(t *testing.T) {
-	targets := []target.Target{{Name: "a"}, {Name: "b"}}
 	run := func(fn func() error) error { return fn() }
-	h := newHistograms(targets, true, run)
+	h := newHistograms(true, run)
+	h.began(0, target.Target{Name: "a"})
+	h.began(1, target.Target{Name: "b"})
 	answered := store.Sample{RTT: 1000, Dwell: 10, HasDwell: true}
 	for i := range 21 { // not a multiple of what waits
 		h.observe(0, &answered)
@@ -61,7 +62,14 @@ func TestHistogramsHaveEverySample(t *testing.T) {
 		t.Errorf("values at the next scrape (-want +got):\n%s", diff)
 	}
 
-	h = newHistograms(targets, false, run)
+	h.keep(map[string]bool{"b": true})
+	h.observe(0, &answered) // was in flight
+	if diff := cmp.Diff(map[string]uint64{rtt + "b": 1, dwell + "b": 1}, valuesOf(t, h)); diff != "" {
+		t.Errorf("values after a path has gone (-want +got):\n%s", diff)
+	}
+
+	h = newHistograms(false, run)
+	h.began(0, target.Target{Name: "a"})
 	h.observe(0, &answered)
 	if diff := cmp.Diff(map[string]uint64{dwell + "a": 1}, valuesOf(t, h)); diff != "" {
 		t.Errorf("values without per_path_histograms (-want +got):\n%s", diff)
@@ -71,7 +79,8 @@ func TestHistogramsHaveEverySample(t *testing.T) {
 // What goes wrong in metrics is counted, and does not come up again and again.
 func TestHistogramsOutliveAFault(t *testing.T) {
 	faults := 0
-	h := newHistograms([]target.Target{{Name: "a"}}, true, func(func() error) error { faults++; return errors.New("panic") })
+	h := newHistograms(true, func(func() error) error { faults++; return errors.New("panic") })
+	h.began(0, target.Target{Name: "a"})
 	for range 3 * 8 {
 		h.observe(0, &store.Sample{RTT: 1000})
 	}

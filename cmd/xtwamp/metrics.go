@@ -50,6 +50,8 @@ var (
 	descOldestWaiting = desc("oldest_waiting_sample_timestamp_seconds", "When the oldest sample that waits was sent.", "sink")
 	descAttempts      = desc("submit_attempts_total", "Batches handed to the sink.", "sink", "result")
 	descLastSuccess   = desc("submit_last_success_timestamp_seconds", "When the sink last took a sample.", "sink")
+	descReloadOK      = desc("config_last_reload_successful", "1 unless the last reload of the configuration failed.")
+	descReloadTime    = desc("config_last_reload_success_timestamp_seconds", "When the configuration was last read without a fault.")
 	descLoopOverdue   = desc("loop_overdue", "1 if a loop has missed its deadline.", "loop")
 	descClockSync     = desc("clock_synchronized", "1 if the kernel says that the wall clock is synchronized.")
 	descClockError    = desc("clock_error_seconds", "Estimated error of the wall clock.")
@@ -113,6 +115,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for component, n := range panics {
 		counter(descPanics, n, component)
 	}
+	successful, at := d.reloads.status()
+	gauge(descReloadOK, truth(successful))
+	gauge(descReloadTime, float64(at.UnixNano())/1e9)
 	for _, l := range d.loops.status() {
 		gauge(descLoopOverdue, truth(l.Overdue), l.Name)
 	}

@@ -42,8 +42,11 @@ configuration is bad; 1: anything else.`,
 		Example: "  xtwamp run --config /etc/xtwamp/xtwamp.yml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			hostname, _ := e.hostname()
-			cfg, err := loadConfig(path, hostname)
+			read := func() (*config, error) {
+				hostname, _ := e.hostname()
+				return loadConfig(path, hostname)
+			}
+			cfg, err := read()
 			if err != nil {
 				return usage(err)
 			}
@@ -55,6 +58,7 @@ configuration is bad; 1: anything else.`,
 			if err != nil {
 				return usage(err)
 			}
+			d.read = read
 			return d.run(cmd.Context())
 		},
 	}
@@ -93,6 +97,8 @@ type daemon struct {
 	supervisor *supervisor
 	loops      *loops
 	histograms *histograms
+	read       func() (*config, error) // reads the configuration again; nil: there is none to read
+	reloads    reloads
 
 	store     atomic.Pointer[store.Log]      // nil until it is open
 	recorder  atomic.Pointer[probe.Recorder] // nil until the store is open
@@ -132,16 +138,11 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		supervisor: newSupervisor(log),
 		loops:      newLoops(),
 		addresses:  make(map[int]netip.Addr),
-	}
-	for i, t := range targets {
-		// Whoever has an address gets answers from the start.
-		if a, err := netip.ParseAddr(t.Address); err == nil {
-			d.addresses[i] = a
-		}
+		reloads:    reloads{success: time.Now()},
 	}
 	// A fault in metrics must not reach the core; it is counted.
 	guard := func(fn func() error) error { return d.supervisor.guard("metrics", fn) }
-	d.histograms = newHistograms(targets, cfg.Web.PerPathHistograms, guard)
+	d.histograms = newHistograms(cfg.Web.PerPathHistograms, guard)
 	d.registry = d.newRegistry()
 	d.ring = probe.NewRing(memoryFor(targets, time.Duration(cfg.Store.CommitInterval)))
 	newEngine := probe.New
@@ -156,6 +157,8 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 			d.ring.Put(path, s)
 			d.histograms.observe(path, &s)
 		},
+		Began:  d.began,
+		Ended:  d.ended,
 		Opened: d.opened,
 		Beat:   d.loops.beat("engine"),
 		Logger: log.Named("probe"),
@@ -178,6 +181,8 @@ func (d *daemon) run(ctx context.Context) error {
 	if err := allowFiles(len(d.cfg.Targets)); err != nil {
 		d.log.Warn("some paths may not get a socket; raise LimitNOFILE", zap.Error(err))
 	}
+	reloading := d.stage(ctx)
+	reloading.start("reload", d.reloadOnSignal)
 	web := d.stage(ctx)
 	reflecting := d.stage(ctx)
 	storing := d.stage(ctx)
@@ -228,6 +233,7 @@ func (d *daemon) run(ctx context.Context) error {
 
 	err := d.engine.Run(ctx)
 	d.loops.ended("engine")
+	reloading.stop()
 	reflecting.stop()
 	storing.stop()
 	submitting.stop()
@@ -313,17 +319,12 @@ func (d *daemon) openStore() error {
 	if err != nil {
 		return err
 	}
-	targets, err := d.cfg.targets()
-	if err != nil {
-		return errors.Join(err, log.Close())
-	}
 	if err := d.enableSinks(log); err != nil {
 		return errors.Join(err, log.Close())
 	}
 	d.recorder.Store(probe.NewRecorder(probe.RecorderConfig{
 		Ring:     d.ring,
 		Log:      log,
-		Targets:  targets,
 		Clock:    d.engine.Clock,
 		Interval: time.Duration(c.CommitInterval),
 		Beat:     d.loops.beat("recorder"),
@@ -385,18 +386,43 @@ func (d *daemon) sinks() []sinkStatus {
 	return slices.Clone(d.submitters)
 }
 
+// began makes a path known to those that take its samples. The engine calls it.
+func (d *daemon) began(path int, t target.Target) {
+	d.ring.Began(path, t)
+	d.histograms.began(path, t)
+	// Whoever has an address gets answers from the start.
+	if a, err := netip.ParseAddr(t.Address); err == nil {
+		d.setPeer(path, a)
+	}
+}
+
+// ended forgets a path after its last sample. The engine calls it.
+func (d *daemon) ended(path int) {
+	d.ring.Ended(path)
+	d.histograms.ended(path)
+	d.setPeer(path, netip.Addr{})
+}
+
 // opened lets the reflector answer a target whose address is known now. The
 // engine calls it.
 func (d *daemon) opened(path int, info probe.FlowInfo, err error) {
-	if err != nil {
-		return
+	if err == nil {
+		d.setPeer(path, info.Remote.Addr())
 	}
+}
+
+// setPeer notes at which address a path's far end is, none if it has ended.
+func (d *daemon) setPeer(path int, a netip.Addr) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.addresses[path] == info.Remote.Addr() {
+	switch {
+	case d.addresses[path] == a:
 		return
+	case a.IsValid():
+		d.addresses[path] = a
+	default:
+		delete(d.addresses, path)
 	}
-	d.addresses[path] = info.Remote.Addr()
 	if r := d.reflector.Load(); r != nil {
 		r.SetPeers(slices.Collect(maps.Values(d.addresses)))
 	}

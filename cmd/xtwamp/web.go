@@ -20,9 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handler answers HTTP on the control socket and the web listener alike.
-func (d *daemon) handler() http.Handler {
+// handler answers HTTP on the control socket and the web listener. Only on the
+// former, or with web.lifecycle, may it be told to do something.
+func (d *daemon) handler(lifecycle bool) http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, r *http.Request) {
+		if !lifecycle {
+			http.Error(w, "not here: use the control socket, or set web.lifecycle", http.StatusForbidden)
+			return
+		}
+		d.serveReload(w, r)
+	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /-/healthy", d.serveHealthy)
 	mux.HandleFunc("GET /-/ready", d.serveReady)
@@ -112,9 +120,9 @@ func answer(w http.ResponseWriter, faults []string, good string) {
 const writeTimeout = 2 * time.Minute
 
 // serveHTTP answers on l until ctx ends.
-func (d *daemon) serveHTTP(ctx context.Context, l net.Listener) error {
+func (d *daemon) serveHTTP(ctx context.Context, l net.Listener, lifecycle bool) error {
 	server := &http.Server{
-		Handler:           d.handler(),
+		Handler:           d.handler(lifecycle),
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       30 * time.Second,
 		WriteTimeout:      writeTimeout,
@@ -145,7 +153,7 @@ func (d *daemon) serveWeb(ctx context.Context, address string) error {
 	if err != nil {
 		return fmt.Errorf("listen for HTTP on %s: %w", address, err)
 	}
-	return d.serveHTTP(ctx, l)
+	return d.serveHTTP(ctx, l, d.cfg.Web.Lifecycle)
 }
 
 // serveControl listens on the control socket, which only its owner may use.
@@ -170,7 +178,7 @@ func (d *daemon) serveControl(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("listen on the control socket: %w", err)
 	}
-	return d.serveHTTP(ctx, l)
+	return d.serveHTTP(ctx, l, true)
 }
 
 // removeSocket removes a socket that nobody listens on any more, and nothing
