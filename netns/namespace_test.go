@@ -311,6 +311,20 @@ func await(t *testing.T, what string, condition func() bool) {
 	}
 }
 
+// patience bounds each wait for what should come.
+const patience = 20 * time.Second
+
+func receive[T any](t *testing.T, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("waited %s for %s", patience, what)
+		panic("unreachable")
+	}
+}
+
 // Case 69.
 func TestManyNestedAtOnce(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
