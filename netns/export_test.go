@@ -37,3 +37,12 @@ func (n *Namespace) WatchWith(ctx context.Context, buffer int, backstop time.Dur
 	}
 	return watch(ctx, socket, backstop, changed)
 }
+
+// WatchName returns what waits for something to be told of a name, however long that takes.
+func WatchName(path string) (next func(context.Context) bool, stop func()) {
+	w := watchName(path)
+	return func(ctx context.Context) bool {
+		w.pause = time.Hour
+		return w.next(ctx)
+	}, w.close
+}
