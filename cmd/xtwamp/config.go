@@ -20,6 +20,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 
+	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/probe/target"
 )
 
@@ -30,6 +31,7 @@ type config struct {
 	Log        logConfig        `yaml:"log"`
 	Control    controlConfig    `yaml:"control"`
 	Web        webConfig        `yaml:"web"`
+	Namespaces namespacesConfig `yaml:"namespaces"`
 	Store      storeConfig      `yaml:"store"`
 	Probe      probeConfig      `yaml:"probe"`
 	Reflector  reflectorConfig  `yaml:"reflector"`
@@ -45,6 +47,14 @@ type logConfig struct {
 
 type controlConfig struct {
 	Socket string `yaml:"socket"`
+}
+
+// namespacesConfig says where two of the three roles work: empty is where the
+// process was started, else a name under /var/run/netns, a path, or vrf:NAME.
+// Probes are sent from where it was started.
+type namespacesConfig struct {
+	Ledger string `yaml:"ledger"`
+	Web    string `yaml:"web"`
 }
 
 type webConfig struct {
@@ -368,6 +378,11 @@ func (c *config) check() (errs []*configError) {
 	for i, l := range c.Web.Listen {
 		if _, err := parseListen(l); err != nil {
 			bad(fmt.Sprintf("web.listen[%d]", i), "%v", err)
+		}
+	}
+	for key, place := range map[string]string{"namespaces.ledger": c.Namespaces.Ledger, "namespaces.web": c.Namespaces.Web} {
+		if _, err := netns.ParsePlace(place); err != nil {
+			bad(key, "%v", err)
 		}
 	}
 	c.checkStore(bad)

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/submit"
 	"github.com/xtwamp/xtwamp/submit/doublezero"
@@ -35,13 +36,16 @@ type network struct {
 	tls    *tls.Config
 }
 
-func systemNetwork() network {
-	return network{
-		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
-			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-		},
-		dial: new(net.Dialer).DialContext,
+// networkIn reaches the ledger from a place.
+func networkIn(place string) (network, error) {
+	p, err := netns.ParsePlace(place)
+	if err != nil {
+		return network{}, err
 	}
+	return network{
+		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) { return p.LookupNetIP(ctx, "ip", host) },
+		dial:   p.Dial,
+	}, nil
 }
 
 // newPool makes the pool of the configured endpoints.

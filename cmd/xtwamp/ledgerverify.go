@@ -114,7 +114,9 @@ func (v verification) run(ctx context.Context, e env) ([]doublezero.Report, erro
 
 	n := v.network
 	if n.dial == nil {
-		n = systemNetwork()
+		if n, err = networkIn(cfg.Namespaces.Ledger); err != nil {
+			return nil, err
+		}
 	}
 	pool, err := newPool(z, n, nil, nil, zap.NewNop())
 	if err != nil {

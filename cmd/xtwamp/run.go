@@ -128,7 +128,9 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		return nil, err
 	}
 	if s.network.dial == nil {
-		s.network = systemNetwork()
+		if s.network, err = networkIn(cfg.Namespaces.Ledger); err != nil {
+			return nil, err
+		}
 	}
 	d := &daemon{
 		cfg:        cfg,

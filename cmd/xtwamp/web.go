@@ -17,7 +17,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"github.com/xtwamp/xtwamp/netns"
 )
 
 // handler answers HTTP on the control socket and the web listener. Only on the
@@ -147,13 +150,23 @@ func (d *daemon) serveHTTP(ctx context.Context, l net.Listener, lifecycle bool) 
 	return nil
 }
 
-// serveWeb listens on one address of the web listener.
+// serveWeb listens on one address of the web listener, in its namespace while
+// there is one.
 func (d *daemon) serveWeb(ctx context.Context, address string) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	place, err := netns.ParsePlace(d.cfg.Namespaces.Web)
 	if err != nil {
-		return fmt.Errorf("listen for HTTP on %s: %w", address, err)
+		return err
 	}
-	return d.serveHTTP(ctx, l, d.cfg.Web.Lifecycle)
+	serve := func(ctx context.Context, _ *netns.Namespace) error {
+		l, err := place.Listen(ctx, "tcp", address)
+		if err != nil {
+			return fmt.Errorf("listen for HTTP on %s: %w", address, err)
+		}
+		return d.serveHTTP(ctx, l, d.cfg.Web.Lifecycle)
+	}
+	return place.Each(ctx, serve, func(reason error) {
+		d.log.Warn("the web listener waits for its namespace", zap.Error(reason))
+	})
 }
 
 // serveControl listens on the control socket, which only its owner may use.
