@@ -25,6 +25,9 @@ type Config struct {
 	Targets []target.Target
 	// Namespace holds the interfaces; nil is the process's own.
 	Namespace *netns.Namespace
+	// Place, if it is not the zero Place, is where to find the namespace that
+	// holds the interfaces. It may come later, go, and come back as another.
+	Place netns.Place
 	// Count is the number of probes per target; 0 goes on until stopped.
 	Count uint64
 	// AtOnce sends each path's first probe as soon as it is open, rather than
@@ -54,11 +57,11 @@ type Engine struct {
 	cfg   Config
 	log   *zap.Logger
 	clock clock
-	net   network
 	wake  chan struct{} // has room for one: the scheduler has to look again
 	slot  time.Duration // what is due within one is handled together; 0: each by itself
 
 	mu          sync.Mutex
+	net         network
 	paths       []*path // by index; nil where one has ended
 	free        []int   // such indexes
 	begun       int     // paths so far
@@ -90,7 +93,11 @@ func New(cfg Config) (*Engine, error) {
 	if err := e.SetTargets(cfg.Targets); err != nil {
 		return nil, err
 	}
-	e.net = newHostNetwork(e, cfg.Namespace, cfg.Family)
+	if cfg.Place == (netns.Place{}) {
+		e.net = newHostNetwork(e, cfg.Namespace, cfg.Family)
+	} else {
+		e.net = &nowhere{cfg.Place}
+	}
 	return e, nil
 }
 
@@ -130,7 +137,13 @@ func (e *Engine) Run(ctx context.Context) error {
 	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopReading()
 	var background sync.WaitGroup
-	background.Go(func() { e.net.run(reading) })
+	background.Go(func() {
+		if e.cfg.Place == (netns.Place{}) {
+			e.net.run(reading)
+			return
+		}
+		keep(reading, e.log, "following the namespace", e.follow)
+	})
 	background.Go(func() {
 		keep(reading, e.log, "watching the clock", func(ctx context.Context) error { return e.clock.watch(ctx, e.readClock) })
 	})
@@ -163,8 +176,9 @@ func (e *Engine) Run(ctx context.Context) error {
 			p.flow = nil
 		}
 	}
+	net := e.net
 	e.mu.Unlock()
-	return e.net.close()
+	return net.close()
 }
 
 const (
@@ -208,11 +222,11 @@ func (e *Engine) schedule(ctx context.Context) {
 	for {
 		e.mu.Lock()
 		next, left := e.tick()
-		e.net.flush()
-		inSlots := e.slot != 0
+		net, inSlots := e.net, e.slot != 0
+		net.flush()
 		e.mu.Unlock()
 		if inSlots {
-			e.look()
+			e.look(net)
 		}
 		if !left {
 			return
@@ -278,8 +292,8 @@ func (e *Engine) sleep(now, at int64) time.Duration {
 }
 
 // look takes what has arrived since the last slot.
-func (e *Engine) look() {
-	if err := e.net.look(); err != nil && time.Since(e.lookTold) > tellAgain {
+func (e *Engine) look(net network) {
+	if err := net.look(); err != nil && time.Since(e.lookTold) > tellAgain {
 		e.lookTold = time.Now()
 		e.log.Error("looking into the ring failed; trying on", zap.Error(err))
 	}
@@ -648,11 +662,21 @@ func (e *Engine) openLoop(ctx context.Context, queue requests) {
 		if !ok {
 			return
 		}
+		e.mu.Lock()
+		net := e.net
+		e.mu.Unlock()
 		limited, cancel := context.WithTimeout(ctx, limit)
-		f, info, err := e.net.open(limited, req)
+		f, info, err := net.open(limited, req)
 		cancel()
 		e.mu.Lock()
-		e.opened(req.path, f, info, err)
+		if net == e.net {
+			e.opened(req.path, f, info, err)
+		} else { // it is another one by now
+			if f != nil {
+				f.close()
+			}
+			e.requestOpen(req.path)
+		}
 		e.changed(req.path)
 		e.mu.Unlock()
 	}

@@ -26,13 +26,15 @@ import (
 // per flow, or at high rates one that many share, all read by one epoll loop,
 // and the kernel half where it can be attached.
 type hostNetwork struct {
-	engine   *Engine
-	ns       *netns.Namespace
-	resolver *net.Resolver
-	family   int
-	ladder   *ladder
+	engine *Engine
+	ns     *netns.Namespace
+	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	family int
+	ladder *ladder
 
 	epoll, wakeup int
+	closed        bool                  // Engine.mu
+	opens         sync.WaitGroup        // those under way
 	flows         map[int32]*hostFlow   // with a socket of their own, by file descriptor; Engine.mu
 	senders       []*sender             // in the order in which they were made; Engine.mu
 	sendersMade   int                   // Engine.mu
@@ -48,20 +50,24 @@ type hostNetwork struct {
 }
 
 func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
-	return &hostNetwork{
-		engine:   e,
-		ns:       ns,
-		resolver: resolverIn(ns),
-		family:   family,
-		ladder:   newLadder(e, ns),
-		epoll:    -1,
-		wakeup:   -1,
-		flows:    make(map[int32]*hostFlow),
-		links:    make(map[string]*linkState),
-		keys:     make(map[bpf.Key]*hostFlow),
-		buf:      make([]byte, 1<<16),
-		oob:      make([]byte, 512),
+	n := &hostNetwork{
+		engine: e,
+		ns:     ns,
+		lookup: resolverIn(ns).LookupNetIP,
+		family: family,
+		ladder: newLadder(e, ns),
+		epoll:  -1,
+		wakeup: -1,
+		flows:  make(map[int32]*hostFlow),
+		links:  make(map[string]*linkState),
+		keys:   make(map[bpf.Key]*hostFlow),
+		buf:    make([]byte, 1<<16),
+		oob:    make([]byte, 512),
 	}
+	if e.cfg.Place != (netns.Place{}) {
+		n.lookup = e.cfg.Place.LookupNetIP // which knows of the resolv.conf there
+	}
+	return n
 }
 
 // resolverIn looks names up from within a namespace: each of the resolver's
@@ -185,6 +191,10 @@ func (n *hostNetwork) openPoll() error {
 func (n *hostNetwork) close() error {
 	var err error
 	n.closeOnce.Do(func() {
+		n.engine.mu.Lock()
+		n.closed = true
+		n.engine.mu.Unlock()
+		n.opens.Wait()
 		if n.epoll >= 0 {
 			unix.Close(n.epoll)
 			unix.Close(n.wakeup)
@@ -199,6 +209,14 @@ func (n *hostNetwork) close() error {
 
 // open resolves the target's address and opens a flow to it.
 func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo, error) {
+	n.engine.mu.Lock()
+	if n.closed {
+		n.engine.mu.Unlock()
+		return nil, FlowInfo{}, down(store.NoInterface, "network namespace %s: %w", n.ns, netns.ErrGone)
+	}
+	n.opens.Add(1)
+	n.engine.mu.Unlock()
+	defer n.opens.Done()
 	if err := n.openPoll(); err != nil {
 		return nil, FlowInfo{}, err
 	}
@@ -240,7 +258,7 @@ func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr,
 	case req.target.Source.IsValid():
 		network = "ip6"
 	}
-	addrs, err := n.resolver.LookupNetIP(ctx, network, host)
+	addrs, err := n.lookup(ctx, network, host)
 	switch {
 	case err != nil && req.current.IsValid():
 		return req.current, nil // as good as it was

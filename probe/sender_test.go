@@ -164,12 +164,7 @@ func TestRepliesThatReachASharedSocket(t *testing.T) {
 		return stamped(s) && paths[0].Received > 0 && paths[1].Received > 0
 	})
 	n := r.net.(*hostNetwork)
-	taken := func() int {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return len(r.samples)
-	}
-	before := taken()
+	before := len(r.taken())
 	func() {
 		r.Engine.mu.Lock()
 		defer r.Engine.mu.Unlock()
@@ -181,7 +176,7 @@ func TestRepliesThatReachASharedSocket(t *testing.T) {
 		}
 	}()
 	r.until("not stamped", func(s store.Sample) bool { return s.RX == store.User })
-	r.until("stamped again", func(s store.Sample) bool { return taken() > before+200 && stamped(s) })
+	r.until("stamped again", func(s store.Sample) bool { return len(r.taken()) > before+200 && stamped(s) })
 	for i, s := range r.stop() {
 		if s.Outcome != store.OnTime {
 			t.Errorf("sample %d: %s (%s)", i, s.Outcome, s.Reason)

@@ -77,8 +77,9 @@ func (e *Engine) Stats() Stats {
 			}
 		}
 	}
+	net := e.net
 	e.mu.Unlock()
-	if h, ok := e.net.(*hostNetwork); ok {
+	if h, ok := net.(*hostNetwork); ok {
 		s.Attachments = h.ladder.attachments()
 	}
 	return s
@@ -94,7 +95,9 @@ func (e *Engine) Clock() ClockState {
 // DatapathCounters is how many packets met each verdict of the kernel half;
 // nil while it is not loaded.
 func (e *Engine) DatapathCounters() (map[string]uint64, error) {
+	e.mu.Lock()
 	h, ok := e.net.(*hostNetwork)
+	e.mu.Unlock()
 	if !ok {
 		return nil, nil
 	}

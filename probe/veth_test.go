@@ -154,6 +154,13 @@ func (r *run) finish() []store.Sample {
 	return r.samples
 }
 
+// taken are the samples so far.
+func (r *run) taken() []store.Sample {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.samples
+}
+
 // until waits until a sample fits.
 func (r *run) until(what string, fits func(store.Sample) bool) {
 	r.t.Helper()

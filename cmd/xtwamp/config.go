@@ -49,10 +49,10 @@ type controlConfig struct {
 	Socket string `yaml:"socket"`
 }
 
-// namespacesConfig says where two of the three roles work: empty is where the
-// process was started, else a name under /var/run/netns, a path, or vrf:NAME.
-// Probes are sent from where it was started.
+// namespacesConfig says where the three roles work: empty is where the process
+// was started, else a name under /var/run/netns, a path, or vrf:NAME.
 type namespacesConfig struct {
+	Probe  string `yaml:"probe"`
 	Ledger string `yaml:"ledger"`
 	Web    string `yaml:"web"`
 }
@@ -380,9 +380,15 @@ func (c *config) check() (errs []*configError) {
 			bad(fmt.Sprintf("web.listen[%d]", i), "%v", err)
 		}
 	}
-	for key, place := range map[string]string{"namespaces.ledger": c.Namespaces.Ledger, "namespaces.web": c.Namespaces.Web} {
-		if _, err := netns.ParsePlace(place); err != nil {
+	for key, text := range map[string]string{
+		"namespaces.probe": c.Namespaces.Probe, "namespaces.ledger": c.Namespaces.Ledger, "namespaces.web": c.Namespaces.Web,
+	} {
+		place, err := netns.ParsePlace(text)
+		switch {
+		case err != nil:
 			bad(key, "%v", err)
+		case key == "namespaces.probe" && place.Device() != "":
+			bad(key, "%q: expected a namespace; to probe in a VRF, give each target its interface", text)
 		}
 	}
 	c.checkStore(bad)

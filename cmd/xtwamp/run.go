@@ -106,6 +106,8 @@ type daemon struct {
 	ledger    atomic.Pointer[ledger] // nil while samples do not go there
 	keypair   *doublezero.Keypair    // nil: nothing is to be signed
 
+	interfaces netns.Place // of probes and the reflector
+
 	mu         sync.Mutex
 	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
 	submitters []sinkStatus
@@ -151,9 +153,13 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 	if s.engine != nil {
 		newEngine = s.engine
 	}
+	if d.interfaces, err = netns.ParsePlace(cfg.Namespaces.Probe); err != nil {
+		return nil, err
+	}
 	d.engine, err = newEngine(probe.Config{
 		Device:    cfg.Device,
 		Namespace: s.namespace,
+		Place:     d.interfaces,
 		Targets:   targets,
 		Emit: func(path int, s store.Sample) {
 			d.ring.Put(path, s)
@@ -224,7 +230,11 @@ func (d *daemon) run(ctx context.Context) error {
 		})
 	}
 	if d.cfg.Reflector.Enabled {
-		reflecting.start("reflector", d.reflect)
+		reflecting.start("reflector", func(ctx context.Context) error {
+			return d.interfaces.Each(ctx, d.reflect, func(reason error) {
+				d.log.Warn("the reflector waits for its namespace", zap.Error(reason))
+			})
+		})
 	}
 	for _, address := range d.cfg.Web.Listen {
 		web.start("web "+address, func(ctx context.Context) error { return d.serveWeb(ctx, address) })
@@ -432,8 +442,11 @@ func (d *daemon) setPeer(path int, a netip.Addr) {
 
 // reflect runs the reflector. While somebody else has its port it is off, and
 // tried again each minute: measuring does not need it.
-func (d *daemon) reflect(ctx context.Context) error {
+func (d *daemon) reflect(ctx context.Context, ns *netns.Namespace) error {
 	const again = time.Minute
+	if ns == nil {
+		ns = d.seams.namespace
+	}
 	c := d.cfg.Reflector
 	allow, everybody, err := parseAllow(c.Allow)
 	if err != nil {
@@ -445,7 +458,7 @@ func (d *daemon) reflect(ctx context.Context) error {
 	}
 	rc := probe.ReflectorConfig{
 		Mode: mode, Allow: allow, AllowAny: everybody, Stateful: c.Stateful, RateLimit: c.RateLimit, ExtendShort: c.ExtendShort,
-		Namespace: d.seams.namespace, Logger: d.log.Named("reflector"),
+		Namespace: ns, Logger: d.log.Named("reflector"),
 	}
 	for _, l := range c.Listen {
 		address, err := parseListen(l)
