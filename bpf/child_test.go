@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,11 +27,19 @@ func runChild(role string) int {
 	switch role {
 	case "attach":
 		err = childAttach()
+	case "limited":
+		limit := &unix.Rlimit{Cur: 64 << 10, Max: 64 << 10} // as older distributions have it
+		if err = unix.Setrlimit(unix.RLIMIT_MEMLOCK, limit); err == nil {
+			err = childAttach()
+		}
 	case "hide":
 		err = childHide()
 	}
 	if err != nil {
 		fmt.Println(err)
+		if refusal, ok := errors.AsType[*ebpf.VerifierError](err); ok {
+			fmt.Printf("%+v\n", refusal)
+		}
 		return 1
 	}
 	fmt.Println("ok")
@@ -42,8 +53,12 @@ func childAttach() error {
 	if err != nil {
 		return err
 	}
+	tc, err := bestTC()
+	if err != nil {
+		return err
+	}
 	for _, header := range []int{ethernetHeader, 0} {
-		a, err := d.Attach(Device{Index: 1, Name: "lo", LinkHeader: header}, TCX, nil)
+		a, err := d.Attach(Device{Index: 1, Name: "lo", LinkHeader: header}, tc, ownFilters{})
 		if err != nil {
 			return err
 		}
@@ -76,7 +91,7 @@ func childAttach() error {
 		return err
 	}
 	for _, header := range []int{ethernetHeader, 0} {
-		a, err := r.Attach(Device{Index: 1, Name: "lo", LinkHeader: header}, TCX, nil)
+		a, err := r.Attach(Device{Index: 1, Name: "lo", LinkHeader: header}, tc, ownFilters{})
 		if err != nil {
 			return err
 		}
@@ -98,11 +113,37 @@ func childHide() error {
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err == nil {
 		return fmt.Errorf("BTF is still there")
 	}
-	out, err := child("attach", unix.CAP_BPF, unix.CAP_NET_ADMIN).Output()
+	needed, err := capabilities()
+	if err != nil {
+		return err
+	}
+	out, err := child("attach", needed...).Output()
 	if err != nil {
 		return fmt.Errorf("%s %w", out, err)
 	}
 	return nil
+}
+
+// capabilities are those that the kernel wants.
+func capabilities() ([]uintptr, error) {
+	enough, err := kernelHas(6, 8)
+	if enough || err != nil {
+		return []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}, err
+	}
+	return []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON}, nil
+}
+
+func needed(t testing.TB) []uintptr {
+	t.Helper()
+	out, err := capabilities()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Inherited. A child of nobody's could not raise it.
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 // child prepares a child that is nobody, with some capabilities, in a network
@@ -119,11 +160,38 @@ func child(role string, capabilities ...uintptr) *exec.Cmd {
 }
 
 // Case 62.
-func TestTwoCapabilitiesDo(t *testing.T) {
+func TestFewCapabilitiesDo(t *testing.T) {
 	requireRoot(t)
-	if out, err := child("attach", unix.CAP_BPF, unix.CAP_NET_ADMIN).CombinedOutput(); err != nil {
+	names := map[uintptr]string{unix.CAP_BPF: "CAP_BPF", unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_PERFMON: "CAP_PERFMON"}
+	var given []string
+	for _, c := range needed(t) {
+		given = append(given, names[c])
+	}
+	if out, err := child("attach", needed(t)...).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
+	t.Logf("result: capabilities for BPF = %s", strings.Join(given, ", "))
+}
+
+// Case 61: kernels before 5.11 charge maps to the limit of locked memory.
+func TestLimitOfLockedMemory(t *testing.T) {
+	requireRoot(t)
+	free, err := kernelHas(5, 11)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := child("limited", needed(t)...).CombinedOutput()
+	if free {
+		if err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		t.Log("result: limit of locked memory = not used")
+		return
+	}
+	if err == nil || !strings.Contains(string(out), "RLIMIT_MEMLOCK of 65536 bytes is too low") {
+		t.Errorf("%v: %q", err, out)
+	}
+	t.Log("result: limit of locked memory = has to be raised")
 }
 
 // Case 61.
@@ -137,7 +205,11 @@ func TestMissingCapabilityIsNamed(t *testing.T) {
 		{"none", nil, "CAP_BPF and CAP_NET_ADMIN are missing"},
 		{"network", []uintptr{unix.CAP_NET_ADMIN}, "CAP_BPF is missing"},
 		{"bpf", []uintptr{unix.CAP_BPF}, "CAP_NET_ADMIN is missing"},
+		{"all but perfmon", []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}, "CAP_PERFMON is missing"},
 	} {
+		if slices.Equal(needed(t), c.capabilities) {
+			continue // it is not missing here
+		}
 		t.Run(c.name, func(t *testing.T) {
 			out, err := child("attach", c.capabilities...).CombinedOutput()
 			if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "MEMLOCK") {
@@ -151,11 +223,12 @@ func TestKernelTypesAreNotNeeded(t *testing.T) {
 	requireRoot(t)
 	if _, err := os.Stat("/sys/kernel/btf"); err != nil {
 		t.Log("this kernel has none anyway")
-		if out, err := child("attach", unix.CAP_BPF, unix.CAP_NET_ADMIN).CombinedOutput(); err != nil {
+		if out, err := child("attach", needed(t)...).CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
 		return
 	}
+	needed(t)
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(os.Environ(), childRole+"=hide")
 	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}

@@ -45,7 +45,7 @@ func TestScatteredPayload(t *testing.T) {
 	if err := d.SetPath(p.key, Path{ID: testPathID, SlotBase: testBase, SlotMask: testMask, SSID: testSSID}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.attach(t, d, TCX, nil); err != nil {
+	if _, err := p.attach(t, d, tcHook(t), filters{}); err != nil {
 		t.Fatal(err)
 	}
 	sendPages(t, p.socket, probePayload(profileStamp))
@@ -140,7 +140,7 @@ func newTunnel(t *testing.T, d attacher, ns string, flags uint16, header int) in
 		if i, err = net.InterfaceByName("tunnel0"); err != nil {
 			return
 		}
-		_, err = d.Attach(Device{Index: i.Index, Name: i.Name, LinkHeader: header}, TCX, nil)
+		_, err = d.Attach(Device{Index: i.Index, Name: i.Name, LinkHeader: header}, tcHook(t), filters{})
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -43,6 +43,7 @@ func notPermitted(why string, err error) error {
 
 // host is what decides over a refusal.
 type host struct {
+	kernel       uint32 // version, as KERNEL_VERSION makes it; 0 if it is not known
 	capabilities uint64 // effective
 	memlock      error  // of raising RLIMIT_MEMLOCK; nil if it does not matter
 	memlockLimit uint64 // bytes
@@ -52,6 +53,7 @@ type host struct {
 
 func inspect(memlock error) host {
 	h := host{memlock: memlock, ringBuffer: features.HaveMapType(ebpf.RingBuf)}
+	h.kernel, _ = features.LinuxVersionCode() // 0 with an error
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err == nil {
@@ -79,12 +81,22 @@ func (h host) has(capabilities ...int) bool {
 	return false
 }
 
+// linux68 is the first version whose verifier wants no CAP_PERFMON for our
+// programs. Before 6.6 it lets nobody else compare a packet pointer with the
+// packet's end (d75e30dddf73), and from 5.16 to 6.7 it takes parts of a number
+// on the stack for a spilled pointer (ab125ed3ec1c); some stable kernels have one
+// of the two.
+const linux68 = 6<<16 | 8<<8
+
 // explain finds the reason for an error of the kernel. The verifier's own
-// refusals are left as they are.
+// refusals are left as they are, unless a capability would have kept it quiet.
 func explain(err error, h host) error {
 	var ve *ebpf.VerifierError
 	switch {
 	case errors.As(err, &ve) && len(ve.Log) > 0:
+		if errors.Is(err, unix.EACCES) && h.kernel < linux68 && !h.has(unix.CAP_PERFMON, unix.CAP_SYS_ADMIN) {
+			return notPermitted("CAP_PERFMON is missing, which the verifier wants before Linux 6.8", err)
+		}
 		return err
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return notPermitted(h.missing(), err)

@@ -34,7 +34,9 @@ func TestEveryRefusalIsExplainedByItsOwnCause(t *testing.T) {
 		{"lockdown", eperm, host{capabilities: all, lockdown: "confidentiality"}, ErrPermission, "locked down"},
 		{"lockdown of integrity", eperm, host{capabilities: all, lockdown: "integrity"}, ErrPermission, "a security module"},
 		{"no access", unix.EACCES, host{capabilities: all}, ErrPermission, "a security module"},
-		{"verifier", verifier, host{}, nil, "R1 invalid mem access"},
+		{"verifier", verifier, host{kernel: linux68}, nil, "R1 invalid mem access"},
+		{"verifier of an old kernel", verifier, host{kernel: linux68 - 1, capabilities: all}, ErrPermission, "CAP_PERFMON is missing"},
+		{"verifier of an old kernel that leaves it be", verifier, host{kernel: linux68 - 1, capabilities: all | 1<<unix.CAP_PERFMON}, nil, "R1 invalid mem access"},
 		{"no ring buffer", unix.EINVAL, host{capabilities: all, ringBuffer: noRing}, ErrNotSupported, "the ring buffer needs Linux 5.8"},
 		{"something else", unix.EINVAL, host{capabilities: all}, nil, "invalid argument"},
 	} {

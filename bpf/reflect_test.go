@@ -1113,7 +1113,7 @@ func TestReflectorCountsOutliveTheirDevice(t *testing.T) {
 		var a *Attachment
 		var err error
 		dev := Device{Index: 7, Name: "d0", LinkHeader: ethernetHeader}
-		inNamespace(t, ns, func() { a, err = r.Attach(dev, TCX, nil) })
+		inNamespace(t, ns, func() { a, err = r.Attach(dev, tcHook(t), filters{}) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1142,7 +1142,7 @@ func TestReflectorCountsOutliveTheirDevice(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Attach(Device{Index: 1, Name: "lo", LinkHeader: ethernetHeader}, TCX, nil); err == nil {
+	if _, err := r.Attach(Device{Index: 1, Name: "lo", LinkHeader: ethernetHeader}, tcHook(t), filters{}); err == nil {
 		t.Error("a closed reflector attaches")
 	}
 }

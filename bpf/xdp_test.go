@@ -25,7 +25,7 @@ func TestXDPTakesReplies(t *testing.T) {
 	if err := d.SetPath(p.key, path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.attach(t, d, TCX, nil); err != nil {
+	if _, err := p.attach(t, d, tcHook(t), filters{}); err != nil {
 		t.Fatal(err)
 	}
 	a, err := p.attach(t, d, XDP, nil)

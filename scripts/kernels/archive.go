@@ -42,11 +42,11 @@ type plan struct{ Tests []testRun }
 var modules = []string{
 	"virtio_pci", "virtio_net",
 	"veth", "dummy", "bridge", "tun", "8021q", "bonding", "vrf", "ipip", "ip_gre", "ip6_tunnel", "ip6_gre",
-	"sch_ingress", "cls_bpf", "sch_netem",
+	"macvlan", "sch_ingress", "cls_bpf", "sch_netem",
 }
 
 // tools are commands that the tests call.
-var tools = []string{"ip", "tc", "ethtool"}
+var tools = []string{"ip", "tc", "ethtool", "nsenter", "sleep"}
 
 // common is what all machines have: init, tests, tools with their libraries, and the plan.
 func common(ctx context.Context, pattern string) ([]file, error) {
