@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/bpf"
 	"github.com/xtwamp/xtwamp/netns"
@@ -342,7 +343,11 @@ func refusals(refused []Refusal) string {
 
 // linkHeader is the number of bytes before the IP header on a kind of link.
 // It goes by the link's type (ARPHRD), never by what its packets look like.
-func linkHeader(link netns.Link) (int, error) {
+func linkHeader(link netns.Link) (int, error) { return linkHeaderOn(link, kernelBefore(5, 14)) }
+
+// linkHeaderOn is linkHeader, where outer says that tc sees the outer headers of
+// what comes out of a tunnel, as before Linux 5.14.
+func linkHeaderOn(link netns.Link, outer bool) (int, error) {
 	const (
 		ethernet = 1
 		loopback = 772
@@ -356,9 +361,28 @@ func linkHeader(link netns.Link) (int, error) {
 	switch link.Type {
 	case ethernet, loopback:
 		return 14, nil
-	case ipip, ip6tnl, sit, ipgre, rawNone:
+	case rawNone:
+		return 0, nil
+	case ipip, ip6tnl, sit, ipgre:
+		if outer {
+			return 0, fmt.Errorf("attach to %s: tunnels need Linux 5.14: %w", link.Name, bpf.ErrNotSupported)
+		}
 		return 0, nil
 	default:
 		return 0, fmt.Errorf("attach to %s: link type %d: %w", link.Name, link.Type, bpf.ErrNotSupported)
 	}
+}
+
+// kernelBefore says whether the kernel is older than a version; not if it does
+// not say what it is.
+func kernelBefore(major, minor int) bool {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return false
+	}
+	var x, y int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &x, &y); err != nil {
+		return false
+	}
+	return x < major || x == major && y < minor
 }
