@@ -14,7 +14,7 @@ endif
 # Everything is built without cgo: static binaries, one build cache. The race detector alone needs it and turns it on.
 export CGO_ENABLED := 0
 
-.PHONY: help build generate test test-root lint fmt fuzz bench demo clean
+.PHONY: help build generate test test-root lint fmt fuzz bench demo kernels clean
 
 help: ## print this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,10 @@ bench: need-root build ## run all benchmarks, or the parts in BENCH (latency ans
 
 demo: build ## two switches in network namespaces, measured for DEMO_SECONDS (60); needs root and iproute2
 	scripts/demo.sh
+
+kernels: ## run the root tests on Linux 5.10 and 6.1 in emulated machines; downloads Debian's kernels; needs qemu and apt
+	scripts/setup.sh qemu-system-x86_64 ip ethtool nsenter
+	go run ./scripts/kernels
 
 clean: ## remove what the other targets built
 	rm -rf bin build

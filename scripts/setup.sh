@@ -16,6 +16,8 @@ declare -A package=(
 	[ip]=iproute2
 	[llvm-strip-19]=llvm-19
 	[ping]=iputils-ping
+	[nsenter]=util-linux
+	[qemu-system-x86_64]=qemu-system-x86
 	[shellcheck]=shellcheck
 	[tshark]=tshark
 )

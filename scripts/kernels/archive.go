@@ -48,8 +48,8 @@ var modules = []string{
 // tools are commands that the tests call.
 var tools = []string{"ip", "tc", "ethtool", "nsenter", "sleep"}
 
-// common is what all machines have: init, tests, tools with their libraries, and the plan.
-func common(ctx context.Context, pattern string) ([]file, error) {
+// common is what all machines have: init, tests, and tools with their libraries.
+func common(ctx context.Context) ([]file, error) {
 	bin, err := filepath.Abs(filepath.Join(buildDir, "bin"))
 	if err != nil {
 		return nil, err
@@ -72,17 +72,13 @@ func common(ctx context.Context, pattern string) ([]file, error) {
 	}
 	guest.name = "init"
 	files := []file{guest}
-	p := plan{Tests: slices.Clone(tests)}
-	for i, t := range p.Tests {
+	for _, t := range tests {
 		f, err := build(path.Base(t.Package)+".test", "test", "-c", "./"+t.Package)
 		if err != nil {
 			return nil, err
 		}
 		f.name = path.Join(testDir, t.Package)
 		files = append(files, f)
-		if pattern != "" {
-			p.Tests[i].Run = pattern
-		}
 	}
 	for _, tool := range tools {
 		at, err := exec.LookPath(tool)
@@ -100,11 +96,23 @@ func common(ctx context.Context, pattern string) ([]file, error) {
 			}
 		}
 	}
-	content, err := json.Marshal(p)
-	if err != nil {
-		return nil, err
+	return files, nil
+}
+
+// planFor is the plan of a release: its tests, or those of them that match the pattern.
+func planFor(r release, pattern string) (file, error) {
+	p := plan{Tests: slices.Clone(tests)}
+	for i := range p.Tests {
+		t := &p.Tests[i]
+		if pattern != "" {
+			t.Run = pattern
+		}
+		if t.Package == "bpf" && r.skip != "" {
+			t.Skip += "|" + r.skip
+		}
 	}
-	return append(files, file{name: planFile, content: content}), nil
+	content, err := json.Marshal(p)
+	return file{name: planFile, content: content}, err
 }
 
 // libraries are the files that a program is linked with when it starts.

@@ -6,13 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
 )
 
-// boot runs a machine to its end and hands what its tests print to the report. The kernel's own words are in dir.
+// boot runs a machine to its end and hands what its tests print to the report. What they print is in
+// dir/tests.log too, and the kernel's own words in dir/console.log.
 func boot(ctx context.Context, image, initrd, dir string, rep *report) error {
 	accelerator := "tcg,thread=multi"
 	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
@@ -38,10 +40,15 @@ func boot(ctx context.Context, image, initrd, dir string, rep *report) error {
 	if err != nil {
 		return err
 	}
+	log, err := os.Create(filepath.Join(dir, "tests.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	readErr := rep.read(out)
+	readErr := rep.read(io.TeeReader(out, log))
 	if err := cmd.Wait(); err != nil {
 		return errors.Join(fmt.Errorf("qemu: %w", err), context.Cause(ctx))
 	}

@@ -21,8 +21,9 @@ type report struct {
 	broken  []string // what went wrong beside tests
 
 	pkg     string // being tested
+	test    string // that is printing, without its subtests
 	open    []string
-	output  map[string][]string // by test, until it is done
+	output  map[string][]string // by test that is no subtest, until the next package; "" is before the first
 	passed  int
 	failed  []string
 	skipped int
@@ -44,7 +45,6 @@ var (
 // read takes in what a machine prints, up to its end.
 func (r *report) read(in io.Reader) error {
 	lines := bufio.NewReader(in)
-	current := ""
 	for {
 		line, err := lines.ReadString('\n')
 		if errors.Is(err, io.EOF) {
@@ -58,9 +58,9 @@ func (r *report) read(in io.Reader) error {
 			continue
 		}
 		if m := runLine.FindStringSubmatch(line); m != nil {
-			current = m[1]
+			r.test, _, _ = strings.Cut(m[1], "/")
 			if strings.HasPrefix(line, "=== RUN") {
-				r.open = append(r.open, current)
+				r.open = append(r.open, m[1])
 			}
 			continue
 		}
@@ -71,7 +71,7 @@ func (r *report) read(in io.Reader) error {
 		if m := resultLine.FindStringSubmatch(line); m != nil {
 			r.result(m[1], m[2])
 		}
-		r.output[current] = append(r.output[current], line)
+		r.output[r.test] = append(r.output[r.test], line)
 	}
 }
 
@@ -85,14 +85,15 @@ func (r *report) machine(said string) {
 			r.broken = append(r.broken, "booted Linux "+rest)
 		}
 	case "begin":
-		r.pkg, r.open = rest, nil
+		r.pkg, r.test, r.open = rest, "", nil
 		clear(r.output)
 	case "end":
 		for _, name := range r.open {
 			r.fail(name, "did not end")
 		}
-		if pkg, how, _ := strings.Cut(rest, " "); how != "ok" && !slices.ContainsFunc(r.failed, func(f string) bool { return strings.HasPrefix(f, pkg+" ") }) {
-			r.broken = append(r.broken, fmt.Sprintf("%s: %s\n%s", pkg, how, strings.Join(r.output[""], "\n")))
+		if pkg, how, _ := strings.Cut(rest, " "); how != "ok" {
+			r.broken = append(r.broken, pkg+": "+how)
+			r.print(r.test) // of a panic, say
 		}
 		r.pkg = ""
 	case "done":
@@ -125,10 +126,13 @@ func (r *report) fail(test, how string) {
 	r.print(test)
 }
 
+// print prints what a test and its subtests have said, once.
 func (r *report) print(test string) {
+	test, _, _ = strings.Cut(test, "/")
 	for _, line := range r.output[test] {
 		fmt.Fprintf(r.w, "%s| %s\n", r.kernel, line)
 	}
+	delete(r.output, test)
 }
 
 func (r *report) result(feature, result string) {
