@@ -42,7 +42,7 @@ const (
 	buildDir   = "build/kernels"
 	resultFile = "build/kernels.md"
 	// deadline is for one machine from its start to its end.
-	deadline = 8 * time.Minute
+	deadline = 9 * time.Minute
 )
 
 func main() {

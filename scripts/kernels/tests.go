@@ -34,4 +34,4 @@ var allowedSkips = map[string]string{
 // withoutXDPContext are tests of bpf that give BPF_PROG_TEST_RUN a context for XDP, which is possible since Linux 5.15. Before
 // that, XDP is tested over links alone.
 const withoutXDPContext = "^TestReflect$/xdp$" +
-	"|^TestReflect(KeepsNoChecksum|HidesNoDamage|InXDPSendsNoSumOfZero|InXDPLeavesOtherDevicesAlone)$"
+	"|^TestReflect(KeepsNoChecksum|HidesNoDamage|LimitsEachSource|StrangersCostNothing|InXDPSendsNoSumOfZero|InXDPLeavesOtherDevicesAlone)$"
