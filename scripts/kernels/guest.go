@@ -59,6 +59,9 @@ func guestRun() error {
 	if err := errors.Join(os.MkdirAll("/var", 0o755), os.Symlink("/run", "/var/run"), os.Chmod("/tmp", 0o1777)); err != nil {
 		return err
 	}
+	if err := errors.Join(os.MkdirAll("/etc", 0o755), os.WriteFile("/etc/hosts", []byte("127.0.0.1 localhost\n"), 0o644)); err != nil {
+		return err
+	}
 	// No tunnel devices of the kernel's own in new namespaces. Only root may use BPF, as on Debian.
 	for key, value := range map[string]string{"net/core/fb_tunnels_only_for_init_net": "2", "kernel/unprivileged_bpf_disabled": "2"} {
 		if err := os.WriteFile("/proc/sys/"+key, []byte(value), 0); err != nil {
