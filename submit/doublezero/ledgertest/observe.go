@@ -181,6 +181,13 @@ func (l *Ledger) PutAccount(key Pubkey, a Account) {
 	l.bank.accounts[key] = []version{{0, a}}
 }
 
+// Delete closes an account in the newest block, as its program does. Nodes go on to know it until that block is finalized.
+func (l *Ledger) Delete(key Pubkey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bank.put(key, l.advance(time.Now()), Account{})
+}
+
 // PutDevice puts a device in.
 func (l *Ledger) PutDevice(key Pubkey, d Device) {
 	l.PutAccount(key, Account{Owner: l.options.Serviceability, Data: d.Encode()})
