@@ -287,6 +287,50 @@ func (c *client) getAccountInfo(ctx context.Context, key Pubkey, part *dataSlice
 		options{Commitment: level, MinContextSlot: minSlot, Encoding: "base64", DataSlice: part})
 }
 
+// filter is a condition on an account's data.
+type filter struct {
+	Memcmp memcmp `json:"memcmp"`
+}
+
+// memcmp demands that the data has these bytes, at most 128, in base58, at an offset.
+type memcmp struct {
+	Offset int    `json:"offset"`
+	Bytes  string `json:"bytes"`
+}
+
+// programAccount is one of the accounts of a program.
+type programAccount struct {
+	Address Pubkey
+	Account accountInfo
+}
+
+func (a *programAccount) UnmarshalJSON(data []byte) error {
+	var raw struct {
+		Address *Pubkey      `json:"pubkey"`
+		Account *accountInfo `json:"account"`
+	}
+	if err := json.Unmarshal(data, &raw); err != nil {
+		return err
+	}
+	if raw.Address == nil || raw.Account == nil {
+		return errors.New("account of a program without address or without content")
+	}
+	*a = programAccount{Address: *raw.Address, Account: *raw.Account}
+	return nil
+}
+
+// getProgramAccounts returns the accounts of a program that meet all filters, at most four, as they were at slot. Whether they are all
+// and meet them nobody can tell from the answer.
+func (c *client) getProgramAccounts(ctx context.Context, program Pubkey, filters []filter, part *dataSlice, level commitment, minSlot uint64) (accounts []programAccount, slot uint64, err error) {
+	const method = "getProgramAccounts"
+	accounts, slot, err = valueOf[[]programAccount](ctx, c, method, minSlot, program,
+		options{Commitment: level, MinContextSlot: minSlot, Encoding: "base64", DataSlice: part, Filters: filters, WithContext: true})
+	if err == nil && accounts == nil {
+		return nil, 0, fmt.Errorf("%s: %w: null", method, errNonsense)
+	}
+	return accounts, slot, err
+}
+
 // getBalance returns what an account has, in lamports: 0 if it does not exist.
 func (c *client) getBalance(ctx context.Context, key Pubkey, level commitment) (uint64, error) {
 	const method = "getBalance"
@@ -319,6 +363,8 @@ type options struct {
 	MinContextSlot      uint64     `json:"minContextSlot,omitempty"`
 	Encoding            string     `json:"encoding,omitempty"`
 	DataSlice           *dataSlice `json:"dataSlice,omitempty"`
+	Filters             []filter   `json:"filters,omitempty"`
+	WithContext         bool       `json:"withContext,omitempty"`
 	SkipPreflight       bool       `json:"skipPreflight,omitempty"`
 	PreflightCommitment commitment `json:"preflightCommitment,omitempty"`
 	SearchHistory       bool       `json:"searchTransactionHistory,omitempty"`

@@ -156,6 +156,22 @@ var methods = []method{
 		want: []any{[]*accountInfo{nil, {Owner: devnetProgram, Lamports: 3319920, Data: []byte{3, 1}}}, uint64(42)},
 	},
 	{
+		name: "getProgramAccounts",
+		call: func(ctx context.Context, c *client) (any, error) {
+			filters := []filter{{memcmp{0, "7"}}, {memcmp{50, amsterdam.String()}}}
+			accounts, slot, err := c.getProgramAccounts(ctx, devnetProgram, filters, accountStart, finalized, 41)
+			return []any{accounts, slot}, err
+		},
+		params: `["` + devnetProgram.String() + `",{"commitment":"finalized","minContextSlot":41,"encoding":"base64",` +
+			`"dataSlice":{"offset":0,"length":512},"filters":[{"memcmp":{"offset":0,"bytes":"7"}},` +
+			`{"memcmp":{"offset":50,"bytes":"` + amsterdam.String() + `"}}],"withContext":true}]`,
+		result: `{"context":{"slot":42},"value":[{"pubkey":"` + london.String() + `","account":{"data":["AwE=","base64"],"executable":false,` +
+			`"lamports":3319920,"owner":"` + devnetProgram.String() + `","rentEpoch":18446744073709551615,"space":349}}]}`,
+		want: []any{[]programAccount{
+			{Address: london, Account: accountInfo{Owner: devnetProgram, Lamports: 3319920, Data: []byte{3, 1}}},
+		}, uint64(42)},
+	},
+	{
 		name: "getAccountInfo",
 		call: func(ctx context.Context, c *client) (any, error) {
 			a, slot, err := c.getAccountInfo(ctx, amsterdam, nil, "confirmed", 41)
@@ -245,6 +261,12 @@ func TestNonsenseAnswers(t *testing.T) {
 			account(`"owner":"` + devnetProgram.String() + `","data":["Aw","base64"]`),
 			account(`"owner":"` + devnetProgram.String() + `","data":{"parsed":{}}`),
 			account(`"owner":"x","data":["AwE=","base64"]`),
+		},
+		"getProgramAccounts": {
+			`null`, `[]`, value(`null`), value(`[null]`), value(`[{}]`), value(`[{"pubkey":"` + london.String() + `"}]`),
+			value(`[{"account":{"owner":"` + devnetProgram.String() + `","data":["AwE=","base64"]}}]`),
+			value(`[{"pubkey":"` + london.String() + `","account":null}]`),
+			value(`[{"pubkey":"x","account":{"owner":"` + devnetProgram.String() + `","data":["AwE=","base64"]}}]`),
 		},
 		"getAccountInfo": {`null`, `{}`, `{"context":{"slot":42}}`, value(`{}`), value(`[]`)},
 		"getBalance":     {`null`, `{}`, value(`null`), value(`-1`), value(`1.5`), value(`18446744073709551616`)},

@@ -371,9 +371,23 @@ func TestHostileAccounts(t *testing.T) {
 		}
 	}
 
+	// What a later version has more in an item of the newer list is skipped.
+	older := func(name byte) []byte {
+		return slices.Concat([]byte{0, 3, 1, 0, 0, 0, name, 2, 0}, make([]byte, 2+5+2+1))
+	}
+	newer := func(name byte, more ...byte) []byte {
+		body := slices.Concat([]byte{5, 3, 1, 0, 0, 0, name}, make([]byte, 33), more)
+		return append(le.AppendUint16(nil, uint16(2+len(body))), body...)
+	}
+	two := []byte{2, 0, 0, 0}
+	d, err := ParseDevice(tail(make([]byte, 4+64+4), two, older('x'), older('y'), make([]byte, 4+4+2+14), two,
+		newer('x', 1, 2, 3, 4, 5, 6, 7), newer('y')))
+	if err != nil || len(d.Interfaces) != 2 || d.Interfaces[1].Version != 5 || d.Interfaces[1].Name != "y" {
+		t.Errorf("device with interfaces of version 5: %+v, error %v", d, err)
+	}
+
 	// Nobody knows how long an item of the older list is that has another version: what is in front of it counts.
-	item := slices.Concat([]byte{0, 3, 1, 0, 0, 0, 'x', 2, 0}, make([]byte, 2+5+2+1))
-	d, err := ParseDevice(tail(make([]byte, 4+64+4), []byte{2, 0, 0, 0}, item, []byte{9}, bytes.Repeat([]byte{1}, 100)))
+	d, err = ParseDevice(tail(make([]byte, 4+64+4), two, older('x'), []byte{9}, bytes.Repeat([]byte{1}, 100)))
 	if err != nil || len(d.Interfaces) != 1 || d.Interfaces[0].Name != "x" || d.References != 0 {
 		t.Errorf("device with an interface of version 9: %+v, error %v", d, err)
 	}
