@@ -41,11 +41,13 @@ type env struct {
 	hostname       func() (string, error)
 	// terminal reports whether stderr is one.
 	terminal bool
+	// dropRights is the function of that name; nil in a test, whose process has to keep its own.
+	dropRights func(log *zap.Logger, keepSysAdmin bool) error
 }
 
 func systemEnv() env {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
-	return env{stdout: os.Stdout, stderr: os.Stderr, hostname: os.Hostname, terminal: err == nil}
+	return env{stdout: os.Stdout, stderr: os.Stderr, hostname: os.Hostname, terminal: err == nil, dropRights: dropRights}
 }
 
 // exitError ends the program with a code of its own. A nil err says nothing

@@ -109,6 +109,11 @@ func reflectPackets(ctx context.Context, e env, o reflectOptions) error {
 	}
 	log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("allow", strings.Join(o.allow, ", ")),
 		zap.Stringer("mode", mode))
+	if e.dropRights != nil {
+		if err := e.dropRights(log, ns != nil); err != nil {
+			log.Error("rights are kept that are not needed any more", zap.Error(err))
+		}
+	}
 	err = r.Run(ctx)
 	counts, failed := r.Counts()
 	for _, c := range counts {

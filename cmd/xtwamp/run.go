@@ -54,7 +54,7 @@ configuration is bad; 1: anything else.`,
 			if err != nil {
 				return usage(err)
 			}
-			d, err := newDaemon(cfg, log, seams{})
+			d, err := newDaemon(cfg, log, seams{dropRights: e.dropRights})
 			if err != nil {
 				return usage(err)
 			}
@@ -74,7 +74,8 @@ type seams struct {
 	web        func(http.Handler) http.Handler
 	network    network // to the ledger; zero: the system's
 	engine     func(probe.Config) (*probe.Engine, error)
-	noSync     bool // the store does not wait for the disk
+	noSync     bool                                           // the store does not wait for the disk
+	dropRights func(log *zap.Logger, keepSysAdmin bool) error // nil: the process keeps its rights
 }
 
 // wrap puts a test's sink around s.
@@ -107,6 +108,8 @@ type daemon struct {
 	keypair   *doublezero.Keypair    // nil: nothing is to be signed
 
 	interfaces netns.Place // of probes and the reflector
+	measuring  *milestone  // the engine runs
+	reflected  *milestone  // the reflector has tried to have its port
 
 	mu         sync.Mutex
 	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
@@ -143,12 +146,15 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		loops:      newLoops(),
 		addresses:  make(map[int]netip.Addr),
 		reloads:    reloads{success: time.Now()},
+		measuring:  newMilestone(),
+		reflected:  newMilestone(),
 	}
 	// A fault in metrics must not reach the core; it is counted.
 	guard := func(fn func() error) error { return d.supervisor.guard("metrics", fn) }
 	d.histograms = newHistograms(cfg.Web.PerPathHistograms, guard)
 	d.registry = d.newRegistry()
 	d.ring = probe.NewRing(memoryFor(targets, time.Duration(cfg.Store.CommitInterval)))
+	beat := d.loops.beat("engine")
 	newEngine := probe.New
 	if s.engine != nil {
 		newEngine = s.engine
@@ -168,7 +174,10 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		Began:  d.began,
 		Ended:  d.ended,
 		Opened: d.opened,
-		Beat:   d.loops.beat("engine"),
+		Beat: func(next time.Duration) {
+			beat(next)
+			d.measuring.reach()
+		},
 		Logger: log.Named("probe"),
 	})
 	return d, err
@@ -232,9 +241,15 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.cfg.Reflector.Enabled {
 		reflecting.start("reflector", func(ctx context.Context) error {
 			return d.interfaces.Each(ctx, d.reflect, func(reason error) {
+				d.reflected.reach()
 				d.log.Warn("the reflector waits for its namespace", zap.Error(reason))
 			})
 		})
+	} else {
+		d.reflected.reach()
+	}
+	if d.seams.dropRights != nil {
+		web.start("rights", d.dropRights)
 	}
 	for _, address := range d.cfg.Web.Listen {
 		web.start("web "+address, func(ctx context.Context) error { return d.serveWeb(ctx, address) })
@@ -260,6 +275,23 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	d.log.Info("stopped", zap.Error(err))
 	return err
+}
+
+// dropRights gives up what only the start takes, when that is over: with all
+// rights a reflector can say who has its port. It waits for that no longer than
+// a short while.
+func (d *daemon) dropRights(ctx context.Context) error {
+	const atMost = 10 * time.Second
+	select {
+	case <-d.reflected.done:
+	case <-time.After(atMost):
+	case <-ctx.Done():
+		return nil
+	}
+	if !await(ctx, d.measuring.done) {
+		return nil
+	}
+	return d.seams.dropRights(d.log, d.seams.namespace != nil || d.cfg.Namespaces != (namespacesConfig{}))
 }
 
 // stage is a group of supervised services that start and stop together.
@@ -296,6 +328,17 @@ func (s *stage) stop() {
 	s.cancel()
 	s.done.Wait()
 }
+
+// milestone is a point of the start that others wait for.
+type milestone struct {
+	once sync.Once
+	done chan struct{}
+}
+
+func newMilestone() *milestone { return &milestone{done: make(chan struct{})} }
+
+// reach may be called again, and does nothing then.
+func (m *milestone) reach() { m.once.Do(func() { close(m.done) }) }
 
 // await waits for c to close, and reports whether it did before ctx ended.
 func await(ctx context.Context, c <-chan struct{}) bool {
@@ -469,6 +512,7 @@ func (d *daemon) reflect(ctx context.Context, ns *netns.Namespace) error {
 	}
 	for off := false; ; off = true {
 		r, err := probe.NewReflector(rc)
+		d.reflected.reach()
 		var taken *probe.PortTakenError
 		switch {
 		case err == nil:
