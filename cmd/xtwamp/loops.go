@@ -66,3 +66,8 @@ func (l *loops) status() []loopStatus {
 	slices.SortFunc(out, func(a, b loopStatus) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
+
+// stuck is those whose deadline has passed three times over.
+func (l *loops) stuck() []loopStatus {
+	return slices.DeleteFunc(l.status(), func(s loopStatus) bool { return !s.Stuck })
+}

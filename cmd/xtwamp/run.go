@@ -97,6 +97,7 @@ type daemon struct {
 	registry   *prometheus.Registry
 	supervisor *supervisor
 	loops      *loops
+	manager    *manager
 	histograms *histograms
 	read       func() (*config, error) // reads the configuration again; nil: there is none to read
 	reloads    reloads
@@ -144,6 +145,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		seams:      s,
 		supervisor: newSupervisor(log),
 		loops:      newLoops(),
+		manager:    newManager(log),
 		addresses:  make(map[int]netip.Addr),
 		reloads:    reloads{success: time.Now()},
 		measuring:  newMilestone(),
@@ -251,6 +253,14 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.seams.dropRights != nil {
 		web.start("rights", d.dropRights)
 	}
+	web.start("watchdog", func(ctx context.Context) error {
+		if !await(ctx, d.measuring.done) {
+			return nil
+		}
+		d.manager.ready()
+		return d.manager.watchdog(ctx, d.loops)
+	})
+	defer context.AfterFunc(ctx, d.manager.stopping)()
 	for _, address := range d.cfg.Web.Listen {
 		web.start("web "+address, func(ctx context.Context) error { return d.serveWeb(ctx, address) })
 	}

@@ -90,10 +90,8 @@ func (d *daemon) recovering(next http.Handler) http.Handler {
 // there: 503 once a loop has missed its deadline three times.
 func (d *daemon) serveHealthy(w http.ResponseWriter, _ *http.Request) {
 	var stuck []string
-	for _, l := range d.loops.status() {
-		if l.Stuck {
-			stuck = append(stuck, fmt.Sprintf("%s: silent since %s", l.Name, l.Since.UTC().Format(time.RFC3339)))
-		}
+	for _, l := range d.loops.stuck() {
+		stuck = append(stuck, fmt.Sprintf("%s: silent since %s", l.Name, l.Since.UTC().Format(time.RFC3339)))
 	}
 	answer(w, stuck, "healthy")
 }
