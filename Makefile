@@ -28,18 +28,18 @@ generate: ## compile the BPF program into bpf/ (to be committed); installs clang
 	go generate ./bpf
 
 test: need-root build ## install what is missing and run every check and test; needs root; a skipped test is a failure
-	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool ping
+	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool ping systemd-analyze
 	scripts/lint.sh
 	scripts/check-generated.sh
 	scripts/fuzz.sh $(or $(FUZZTIME),3s)
 	go run ./scripts/runtests
 
 test-root: need-root ## run the tests of the packages that need root (namespaces, BPF) and no others
-	scripts/setup.sh gcc tshark ip ethtool ping
+	scripts/setup.sh gcc tshark ip ethtool ping systemd-analyze
 	go run ./scripts/runtests -root
 
-lint: ## check formats, vet, staticcheck, errorlint, shellcheck, go.mod, licence lines
-	scripts/setup.sh clang-format-19 shellcheck
+lint: ## check formats, vet, staticcheck, errorlint, shellcheck, the unit, go.mod, licences
+	scripts/setup.sh clang-format-19 shellcheck systemd-analyze
 	scripts/lint.sh
 
 fmt: ## format Go and C

@@ -3,9 +3,10 @@
 #
 # Usage: scripts/lint.sh
 #
-# Checks what can be checked without running it: formats, licence lines, shell scripts, go.mod, and the Go code by go
-# vet, staticcheck and errorlint. Runs all checks, and fails if one of them did. The shell and C checks need shellcheck and
-# clang-format-19 (scripts/setup.sh); the Go linters are run at pinned versions, so that they stay out of go.mod.
+# Checks what can be checked without running it: formats, licence lines, shell scripts, the systemd unit, go.mod, and the Go
+# code by go vet, staticcheck and errorlint. Runs all checks, and fails if one of them did. They need shellcheck,
+# clang-format-19 and systemd-analyze (scripts/setup.sh); the Go linters are run at pinned versions, so that they stay out
+# of go.mod.
 set -euo pipefail
 shopt -s globstar nullglob
 cd "$(dirname "$0")/.."
@@ -73,10 +74,29 @@ check_licence() {
 	return "$status"
 }
 
+# systemd says of what it does not know only that it ignores it. The program is not installed here.
+check_unit() {
+	local dir drop_in said status=0
+	dir=$(mktemp -d)
+	mkdir "$dir/xtwamp.service.d"
+	sed 's|^ExecStart=/usr/bin/xtwamp |ExecStart=/bin/true |' scripts/packaging/xtwamp.service >"$dir/xtwamp.service"
+	for drop_in in '' scripts/packaging/single-namespace.conf; do
+		[[ -z $drop_in ]] || cp "$drop_in" "$dir/xtwamp.service.d/"
+		said=$(systemd-analyze verify --man=no "$dir/xtwamp.service" 2>&1) || status=1
+		if [[ -n $said ]]; then
+			printf '%s\n' "$said"
+			status=1
+		fi
+	done
+	rm -r "$dir"
+	return "$status"
+}
+
 check gofmt format_go
 check clang-format format_c
 check licence check_licence
 check shellcheck check_shell
+check 'systemd-analyze verify' check_unit
 check 'go mod tidy' go mod tidy -diff
 check 'go vet' go vet ./...
 check staticcheck go run "$staticcheck" ./...

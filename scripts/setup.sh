@@ -19,6 +19,7 @@ declare -A package=(
 	[nsenter]=util-linux
 	[qemu-system-x86_64]=qemu-system-x86
 	[shellcheck]=shellcheck
+	[systemd-analyze]=systemd
 	[tshark]=tshark
 )
 
