@@ -405,7 +405,7 @@ func newPair(t testing.TB) *pair {
 	}
 	t.Cleanup(func() { p.socket.Close() })
 	for _, c := range []*net.UDPConn{p.socket, p.reflector} {
-		if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}
