@@ -16,7 +16,11 @@ var tests = []testRun{
 		// Properties of the programs, not of the kernel, and slow.
 		Skip: "^Test(NoFlippedBitPasses|ReflectDecidesAsItsModel|ReflectNeverAmplifies|ReflectInXDPCompletesChecksums)$",
 	},
-	{Package: "netns"},
+	{
+		Package: "netns",
+		// Names and who answers to them depend on the files of a whole host, not on the kernel.
+		Skip: "^Test(NamesAreLookedUpAndDialedInThePlace|Lookup.*|Dial.*|SecondAnswer.*|ManyDials.*)$",
+	},
 	{
 		Package: "probe",
 		Run: "^Test(Ethernet|SocketReflector|VLAN|Bond|VLANOnBond|BondAnswersOnce|VRF|Tunnels|TUN|XDPOnHardware" +
