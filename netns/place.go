@@ -48,6 +48,14 @@ func ParsePlace(s string) (Place, error) {
 	return Place{device: device}, nil
 }
 
+// Place is where the namespace was found. It may be gone from there.
+func (n *Namespace) Place() Place {
+	if n.isStart() {
+		return Place{}
+	}
+	return Place{namespace: n.name}
+}
+
 // String returns what [ParsePlace] read, or "default".
 func (p Place) String() string {
 	switch {
@@ -145,15 +153,6 @@ func (p Place) Listen(ctx context.Context, network, address string) (listener ne
 		return err
 	})
 	return listener, err
-}
-
-// ListenPacket is [Place.Listen] over UDP.
-func (p Place) ListenPacket(ctx context.Context, network, address string) (conn net.PacketConn, err error) {
-	err = p.listen(ctx, network, address, func(config net.ListenConfig, literal string) (err error) {
-		conn, err = config.ListenPacket(ctx, network, literal)
-		return err
-	})
-	return conn, err
 }
 
 func (p Place) listen(ctx context.Context, network, address string, fn func(config net.ListenConfig, literal string) error) error {

@@ -68,6 +68,7 @@ type Engine struct {
 	slotSpace   slotSpace
 	queue       queue
 	packet      []byte // of the probe being sent
+	sendersMade int
 	running     bool
 	stopping    bool
 	opens       requests // of targets with an address

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -37,7 +36,6 @@ type hostNetwork struct {
 	opens         sync.WaitGroup        // those under way
 	flows         map[int32]*hostFlow   // with a socket of their own, by file descriptor; Engine.mu
 	senders       []*sender             // in the order in which they were made; Engine.mu
-	sendersMade   int                   // Engine.mu
 	links         map[string]*linkState // by name of interface; Engine.mu
 	keysMu        sync.Mutex
 	keys          map[bpf.Key]*hostFlow // who registered a key with the kernel half last
@@ -50,10 +48,9 @@ type hostNetwork struct {
 }
 
 func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
-	n := &hostNetwork{
+	return &hostNetwork{
 		engine: e,
 		ns:     ns,
-		lookup: resolverIn(ns).LookupNetIP,
 		family: family,
 		ladder: newLadder(e, ns),
 		epoll:  -1,
@@ -63,26 +60,6 @@ func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
 		keys:   make(map[bpf.Key]*hostFlow),
 		buf:    make([]byte, 1<<16),
 		oob:    make([]byte, 512),
-	}
-	if e.cfg.Place != (netns.Place{}) {
-		n.lookup = e.cfg.Place.LookupNetIP // which knows of the resolv.conf there
-	}
-	return n
-}
-
-// resolverIn looks names up from within a namespace: each of the resolver's
-// sockets is made there, whichever thread it asks from.
-func resolverIn(ns *netns.Namespace) *net.Resolver {
-	return &net.Resolver{
-		PreferGo: true,
-		Dial: func(ctx context.Context, network, address string) (c net.Conn, err error) {
-			err = ns.Do(func() error {
-				// A literal address: the dial stays on this thread.
-				c, err = new(net.Dialer).DialContext(ctx, network, address)
-				return err
-			})
-			return c, err
-		},
 	}
 }
 
@@ -258,7 +235,7 @@ func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr,
 	case req.target.Source.IsValid():
 		network = "ip6"
 	}
-	addrs, err := n.lookup(ctx, network, host)
+	addrs, err := n.ns.Place().LookupNetIP(ctx, network, host)
 	switch {
 	case err != nil && req.current.IsValid():
 		return req.current, nil // as good as it was

@@ -113,7 +113,7 @@ func (n *hostNetwork) share(f *hostFlow, t *target.Target) (*sender, error) {
 	}
 	n.easing.Do(func() {
 		if err := easeTimers(); err != nil {
-			n.engine.log.Info("sending so many probes costs more than it has to", zap.Error(err))
+			n.engine.log.Warn("sending so many probes costs more than it has to", zap.Error(err))
 		}
 	})
 	n.keysMu.Lock()
@@ -154,8 +154,8 @@ func (n *hostNetwork) newSender(kind senderKind, t *target.Target) (_ *sender, e
 	if err != nil {
 		return nil, err
 	}
-	n.sendersMade++
-	s := &sender{network: n, kind: kind, number: n.sendersMade, fd: fd, buffer: make([]byte, batchAtMost*batchPayload)}
+	n.engine.sendersMade++
+	s := &sender{network: n, kind: kind, number: n.engine.sendersMade, fd: fd, buffer: make([]byte, batchAtMost*batchPayload)}
 	defer func() {
 		if err != nil {
 			unix.Close(fd)
