@@ -27,6 +27,7 @@ require (
 	golang.org/x/sys v0.50.0
 	golang.org/x/time v0.16.0
 	kernel.org/pub/linux/libs/security/libcap/cap v1.2.78
+	kernel.org/pub/linux/libs/security/libcap/psx v1.2.78
 	pgregory.net/rapid v1.3.0
 )
 
@@ -59,7 +60,6 @@ require (
 	golang.org/x/net v0.59.0 // indirect
 	golang.org/x/term v0.46.0 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
-	kernel.org/pub/linux/libs/security/libcap/psx v1.2.78 // indirect
 )
 
 tool github.com/cilium/ebpf/cmd/bpf2go
