@@ -227,12 +227,12 @@ func (ls *lanes) settle(l *lane, err error) (time.Duration, <-chan struct{}) {
 	defer ls.mu.Unlock()
 	if err == nil {
 		if ls.failing == 0 {
-			ls.outage.over(ls.logger)
+			ls.outage.Over(ls.logger)
 		}
 		return ls.cfg.Interval, nil
 	}
 	ls.failed.Add(1)
-	ls.outage.goesOn(ls.logger, err)
+	ls.outage.GoesOn(ls.logger, err)
 	if !l.failing {
 		l.failing = true
 		ls.failing++

@@ -78,7 +78,7 @@ type Submitter struct {
 	resume  store.PathID // path at which the next pass starts
 
 	mu     sync.Mutex // for the lanes of a Concurrent sink
-	outage outage
+	outage Outage
 	runs   runs
 
 	ok, refused, failed atomic.Uint64
@@ -98,6 +98,7 @@ func New(cfg Config) (*Submitter, error) {
 		logger: cfg.Logger.Named("submit").With(zap.String("sink", cfg.Sink.Name())),
 		retry:  newRetry(cfg.Interval),
 		runs:   make(runs),
+		outage: Outage{Begins: "delivery fails, samples wait in the store", Ends: "delivering again"},
 	}, nil
 }
 
@@ -163,12 +164,12 @@ func (s *Submitter) settle(err error) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		s.outage.over(s.logger)
+		s.outage.Over(s.logger)
 		s.retry.Reset()
 		return s.cfg.Interval
 	}
 	s.failed.Add(1)
-	s.outage.goesOn(s.logger, err)
+	s.outage.GoesOn(s.logger, err)
 	return s.pauseAfter(err, s.retry)
 }
 

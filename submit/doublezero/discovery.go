@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/submit"
 )
 
 const (
@@ -80,14 +81,14 @@ type Discovery struct {
 	// Of Run alone.
 	slot    uint64 // that the last answer was of
 	empty   int    // answers in a row without any link
-	asking  trouble
-	saving  trouble
+	asking  submit.Outage
+	saving  submit.Outage
 	unsaved bool
 
 	looking   sync.Mutex // held while the list is made and told
 	changed   func([]target.Target)
 	published bool
-	listing   trouble
+	listing   submit.Outage
 
 	mu       sync.Mutex
 	topology *topology // nil: not known yet
@@ -122,9 +123,9 @@ func NewDiscovery(cfg DiscoveryConfig) (*Discovery, error) {
 		logger:  cfg.Logger.Named("discovery"),
 		client:  newClient(cfg.Endpoints),
 		retry:   &backoff.ExponentialBackOff{InitialInterval: first, RandomizationFactor: 0.2, Multiplier: 2, MaxInterval: cfg.Refresh},
-		asking:  trouble{begins: "the ledger does not tell the links, the last list stays", ends: "the ledger tells the links again"},
-		saving:  trouble{begins: "the list of links cannot be saved", ends: "the list of links is saved again"},
-		listing: trouble{begins: "addresses of the host cannot be listed, the last list stays", ends: "addresses of the host are listed again"},
+		asking:  submit.Outage{Begins: "the ledger does not tell the links, the last list stays", Ends: "the ledger tells the links again"},
+		saving:  submit.Outage{Begins: "the list of links cannot be saved", Ends: "the list of links is saved again"},
+		listing: submit.Outage{Begins: "addresses of the host cannot be listed, the last list stays", Ends: "addresses of the host are listed again"},
 	}, nil
 }
 
@@ -215,13 +216,13 @@ func (d *Discovery) Look() {
 	}
 	addresses, err := d.cfg.Addresses()
 	if err != nil {
-		d.listing.goesOn(d.logger, err)
+		d.listing.GoesOn(d.logger, err)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.listErr = err
 		return
 	}
-	d.listing.over(d.logger)
+	d.listing.Over(d.logger)
 	targets, links := d.match(known, addresses)
 
 	d.mu.Lock()
@@ -272,14 +273,14 @@ func (d *Discovery) refresh(ctx context.Context) error {
 	}
 	d.mu.Unlock()
 	if err != nil {
-		d.asking.goesOn(d.logger, err)
+		d.asking.GoesOn(d.logger, err)
 		// Nodes that stay behind the last answer may be right: the one that gave it may have been wrong about its slot.
 		if kindOf(err) == kindBehind && time.Since(success) > d.cfg.Refresh+forget {
 			d.slot = 0
 		}
 		return err
 	}
-	d.asking.over(d.logger)
+	d.asking.Over(d.logger)
 	if !last.equal(known) {
 		d.report(last, known)
 		d.unsaved = true
@@ -502,40 +503,4 @@ func (d *Discovery) Status() DiscoveryStatus {
 		s.LastError = err.Error()
 	}
 	return s
-}
-
-// steady is how long after a trouble another one counts as more of it.
-const steady = 10 * time.Minute
-
-// trouble is a run of failures at one thing. It has a line in the log at its start and one at its end; one that begins soon after another
-// has its line only once it has lasted, so that what comes and goes does not fill the log.
-type trouble struct {
-	begins, ends string
-
-	since, ended time.Time // zero: it goes well; it never went badly
-	times        int
-	told         bool
-}
-
-func (t *trouble) goesOn(logger *zap.Logger, err error) {
-	now := time.Now()
-	if t.times == 0 {
-		t.since = now
-	}
-	t.times++
-	if t.told || now.Sub(t.ended) < steady && now.Sub(t.since) < steady {
-		return
-	}
-	t.told = true
-	logger.Warn(t.begins, zap.Error(err))
-}
-
-func (t *trouble) over(logger *zap.Logger) {
-	if t.times == 0 {
-		return
-	}
-	if t.told {
-		logger.Info(t.ends, zap.Int("failures", t.times), zap.Duration("after", time.Since(t.since)))
-	}
-	*t = trouble{begins: t.begins, ends: t.ends, ended: time.Now()}
 }

@@ -74,11 +74,11 @@ func (d *Discovery) save(t *topology) {
 	inner := asJSON(t)
 	sum := sha256.Sum256(inner)
 	if err := replaceFile(d.cfg.State, asJSON(savedTopology{SHA256: hex.EncodeToString(sum[:]), Topology: inner})); err != nil {
-		d.saving.goesOn(d.logger, err)
+		d.saving.GoesOn(d.logger, err)
 		return
 	}
 	d.unsaved = false
-	d.saving.over(d.logger)
+	d.saving.Over(d.logger)
 }
 
 // replaceFile gives a file a new content: after a crash it has the old or the new one.
