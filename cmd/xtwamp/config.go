@@ -380,16 +380,16 @@ func (c *config) check() (errs []*configError) {
 			bad(fmt.Sprintf("web.listen[%d]", i), "%v", err)
 		}
 	}
-	for key, text := range map[string]string{
-		"namespaces.probe": c.Namespaces.Probe, "namespaces.ledger": c.Namespaces.Ledger, "namespaces.web": c.Namespaces.Web,
-	} {
-		place, err := netns.ParsePlace(text)
-		switch {
-		case err != nil:
-			bad(key, "%v", err)
-		case key == "namespaces.probe" && place.Device() != "":
-			bad(key, "%q: expected a namespace; to probe in a VRF, give each target its interface", text)
-		}
+	if place, err := netns.ParsePlace(c.Namespaces.Probe); err != nil {
+		bad("namespaces.probe", "%v", err)
+	} else if place.Device() != "" {
+		bad("namespaces.probe", "%q: expected a namespace; to probe in a VRF, give each target its interface", c.Namespaces.Probe)
+	}
+	if _, err := netns.ParsePlace(c.Namespaces.Ledger); err != nil {
+		bad("namespaces.ledger", "%v", err)
+	}
+	if _, err := netns.ParsePlace(c.Namespaces.Web); err != nil {
+		bad("namespaces.web", "%v", err)
 	}
 	c.checkStore(bad)
 	c.checkReflector(bad)

@@ -7,10 +7,57 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/xtwamp/xtwamp/netns/netnstest"
 )
+
+const webAddress = "127.0.0.1:9862"
+
+// configWithRoles is switchConfig with a web listener, and roles in namespaces.
+func configWithRoles(t *testing.T, namespaces string) (dir, file string) {
+	t.Helper()
+	dir, file = switchConfig(t, "namespaces: "+namespaces+"\n")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listening := strings.Replace(string(text), "web: {listen: []}", `web: {listen: ["`+webAddress+`"]}`, 1)
+	if err := os.WriteFile(file, []byte(listening), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir, file
+}
+
+// listensIn asks ss(8), which sees the sockets of the namespace that it is run in.
+func listensIn(t *testing.T, ns *netnstest.NS) bool {
+	t.Helper()
+	return strings.Contains(ns.Exec(t, "ss", "-Hltn"), webAddress)
+}
+
+// awaitMeasuring waits for replies with the kernel's stamps, more than before, and for a reflector.
+func awaitMeasuring(t *testing.T, dir string) {
+	t.Helper()
+	stamped := func() float64 {
+		_, scrape := getFrom(t, dir, "/metrics")
+		return metric(scrape, "xtwamp_timestamps_total", `source="tc_ingress"`)
+	}
+	before := stamped()
+	awaitState(t, "replies with the kernel's stamps, and a reflector", func() bool {
+		code, _ := getFrom(t, dir, "/-/ready")
+		return code == http.StatusOK && stamped() > before+20
+	})
+}
+
+func ip(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
 
 // Started in each of three namespaces, it measures, answers and listens where its roles are.
 func TestStartedAnywhere(t *testing.T) {
@@ -20,32 +67,17 @@ func TestStartedAnywhere(t *testing.T) {
 	management, third := lab.Namespace("management"), lab.Namespace("third")
 	for _, start := range []*netnstest.NS{near, management, third} {
 		t.Run(start.Name[strings.LastIndex(start.Name, "-")+1:], func(t *testing.T) {
-			dir, file := switchConfig(t, "namespaces: {probe: "+near.Name+", web: "+management.Name+"}\n")
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			listening := strings.Replace(string(text), "web: {listen: []}", `web: {listen: ["127.0.0.1:9862"]}`, 1)
-			if err := os.WriteFile(file, []byte(listening), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			dir, file := configWithRoles(t, "{probe: "+near.Name+", web: "+management.Name+"}")
 			d := startDaemon(t, start, dir, file)
-			awaitState(t, "replies with the kernel's stamps, and a reflector", func() bool {
-				_, scrape := getFrom(t, dir, "/metrics")
-				code, _ := getFrom(t, dir, "/-/ready")
-				return code == http.StatusOK && metric(scrape, "xtwamp_timestamps_total", `source="tc_ingress"`) > 20
-			})
+			awaitMeasuring(t, dir)
 			if !strings.Contains(near.Exec(t, "ss", "-Hlun"), ":862") {
 				t.Error("the reflector is not where the interfaces are")
 			}
-			if !strings.Contains(management.Exec(t, "ss", "-Hltn"), "127.0.0.1:9862") {
+			if !listensIn(t, management) {
 				t.Error("the web listener is not in its namespace")
 			}
-			if err := d.Process.Signal(os.Interrupt); err != nil {
-				t.Fatal(err)
-			}
-			if err := d.Wait(); err != nil {
-				t.Errorf("%v\n%s", err, d.errs)
+			if code := d.end(syscall.SIGINT); code != 0 {
+				t.Errorf("ended with %d\n%s", code, d.errs)
 			}
 		})
 	}
@@ -56,35 +88,43 @@ func TestWebInItsNamespace(t *testing.T) {
 	near, far := twoHosts(t)
 	reflectingIn(t, far)
 	management := netnstest.New(t).Namespace("management")
-	dir, file := switchConfig(t, "namespaces: {web: "+management.Name+"}\n")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	listening := strings.Replace(string(text), "web: {listen: []}", `web: {listen: ["127.0.0.1:9862"]}`, 1)
-	if err := os.WriteFile(file, []byte(listening), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir, file := configWithRoles(t, "{web: "+management.Name+"}")
 	d := startDaemon(t, near, dir, file)
-	// ss(8) sees the sockets of the namespace that it is run in.
-	listens := func(in *netnstest.NS) bool {
-		return strings.Contains(in.Exec(t, "ss", "-Hltn"), "127.0.0.1:9862")
-	}
-	awaitState(t, "the listener in its namespace", func() bool { return listens(management) })
-	if listens(near) {
+	awaitState(t, "the listener in its namespace", func() bool { return listensIn(t, management) })
+	if listensIn(t, near) {
 		t.Error("it listens where the process was started, too")
 	}
-	for _, change := range []string{"delete", "add"} {
-		if out, err := exec.Command("ip", "netns", change, management.Name).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
+	ip(t, "netns", "delete", management.Name)
+	ip(t, "netns", "add", management.Name)
+	ip(t, "-n", management.Name, "link", "set", "lo", "up")
+	awaitState(t, "the listener in the new namespace", func() bool { return listensIn(t, management) })
+	if code := d.end(syscall.SIGINT); code != 0 {
+		t.Errorf("ended with %d\n%s", code, d.errs)
+	}
+}
+
+// When the namespace of the interfaces is deleted, engine and reflector let go of it, and both go on in the next one.
+func TestInterfacesInANamespaceMadeAnew(t *testing.T) {
+	near, far := twoHosts(t)
+	reflectingIn(t, far)
+	third := netnstest.New(t).Namespace("third")
+	dir, file := configWithRoles(t, "{probe: "+near.Name+", web: "+third.Name+"}")
+	d := startDaemon(t, third, dir, file)
+	awaitMeasuring(t, dir)
+	ip(t, "netns", "delete", near.Name)
+	awaitState(t, "the end of the namespace, and of the link into it", func() bool {
+		return !strings.Contains(ip(t, "-n", far.Name, "-o", "link", "show"), "eth1")
+	})
+	ip(t, "netns", "add", near.Name)
+	ip(t, "link", "add", "eth1", "netns", near.Name, "type", "veth", "peer", "name", "eth1", "netns", far.Name)
+	for name, addresses := range map[string][]string{near.Name: {"10.1.0.1/24", "2001:db8::1/64"}, far.Name: {"10.1.0.2/24", "2001:db8::2/64"}} {
+		for _, a := range addresses {
+			ip(t, "-n", name, "address", "add", a, "dev", "eth1")
 		}
+		ip(t, "-n", name, "link", "set", "eth1", "up")
 	}
-	management.Exec(t, "ip", "link", "set", "lo", "up")
-	awaitState(t, "the listener in the new namespace", func() bool { return listens(management) })
-	if err := d.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Wait(); err != nil {
-		t.Errorf("%v\n%s", err, d.errs)
+	awaitMeasuring(t, dir)
+	if code := d.end(syscall.SIGINT); code != 0 {
+		t.Errorf("ended with %d\n%s", code, d.errs)
 	}
 }

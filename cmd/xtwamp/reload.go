@@ -95,7 +95,10 @@ func (d *daemon) reloadOnSignal(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-hangups:
-			_, _ = d.reload() // it has said what was wrong
+			_ = d.manager.reloading(func() error { // which has said what was wrong
+				_, err := d.reload()
+				return err
+			})
 		}
 	}
 }
