@@ -27,7 +27,6 @@ import (
 type hostNetwork struct {
 	engine *Engine
 	ns     *netns.Namespace
-	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	family int
 	ladder *ladder
 
