@@ -383,7 +383,7 @@ func TestLookupEndsWithItsContext(t *testing.T) {
 func TestDialTriesTheNextAddress(t *testing.T) {
 	lab := netnstest.New(t)
 	a, b := lab.Namespace("a"), lab.Namespace("b")
-	lab.Veth(a, "eth1", []string{"192.0.2.0/24"}, b, "eth1", []string{"192.0.2.1/24"})
+	lab.Veth(a, "eth1", []string{"192.0.2.3/24"}, b, "eth1", []string{"192.0.2.1/24"})
 	// Nobody has that MAC address.
 	a.Exec(t, "ip", "neighbour", "add", "192.0.2.9", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth1")
 	etc(t, a, "hosts", "192.0.2.9 far\n192.0.2.1 far\n")
@@ -420,8 +420,8 @@ func TestVRFBindsItsSockets(t *testing.T) {
 	lab := netnstest.New(t)
 	host, left, right := lab.Namespace("host"), lab.Namespace("left"), lab.Namespace("right")
 	// Both neighbours have the same address, and the route leads to the left one.
-	lab.Veth(host, "left", []string{"192.0.2.0/24"}, left, "eth1", []string{"192.0.2.1/24"})
-	lab.Veth(host, "right", []string{"192.0.2.0/24"}, right, "eth1", []string{"192.0.2.1/24"})
+	lab.Veth(host, "left", []string{"192.0.2.3/24"}, left, "eth1", []string{"192.0.2.1/24"})
+	lab.Veth(host, "right", []string{"192.0.2.3/24"}, right, "eth1", []string{"192.0.2.1/24"})
 	ns := open(t, host)
 	for _, side := range []*netnstest.NS{left, right} {
 		name := side.Name[strings.LastIndex(side.Name, "-")+1:]
@@ -437,7 +437,7 @@ func TestVRFBindsItsSockets(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				listener, err = p.Listen(t.Context(), "tcp", "192.0.2.0:0")
+				listener, err = p.Listen(t.Context(), "tcp", "192.0.2.3:0")
 				return err
 			}); err != nil {
 				t.Fatal(err)
