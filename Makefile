@@ -14,7 +14,7 @@ endif
 # Everything is built without cgo: static binaries, one build cache. The race detector alone needs it and turns it on.
 export CGO_ENABLED := 0
 
-.PHONY: help build generate test test-root lint fmt fuzz bench demo kernels clean
+.PHONY: help build generate test test-root lint fmt fuzz bench demo kernels package clean
 
 help: ## print this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,14 +28,14 @@ generate: ## compile the BPF program into bpf/ (to be committed); installs clang
 	go generate ./bpf
 
 test: need-root build ## install what is missing and run every check and test; needs root; a skipped test is a failure
-	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool ping systemd-analyze
+	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool ping systemd-analyze rpm
 	scripts/lint.sh
 	scripts/check-generated.sh
 	scripts/fuzz.sh $(or $(FUZZTIME),3s)
 	go run ./scripts/runtests
 
 test-root: need-root ## run the tests of the packages that need root (namespaces, BPF) and no others
-	scripts/setup.sh gcc tshark ip ethtool ping systemd-analyze
+	scripts/setup.sh gcc tshark ip ethtool ping systemd-analyze rpm
 	go run ./scripts/runtests -root
 
 lint: ## check formats, vet, staticcheck, errorlint, shellcheck, the unit, go.mod, licences
@@ -61,6 +61,9 @@ demo: build ## two switches in network namespaces, measured for DEMO_SECONDS (60
 kernels: ## run the root tests on Linux 5.10 and 6.1 in emulated machines; downloads Debian's kernels; needs qemu and apt
 	scripts/setup.sh qemu-system-x86_64 ip ethtool nsenter
 	go run ./scripts/kernels
+
+package: build ## make a deb and an rpm of bin/xtwamp in build/
+	scripts/packaging/package.sh '$(VERSION)' '$(COMMIT)' '$(DATE)'
 
 clean: ## remove what the other targets built
 	rm -rf bin build

@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"runtime"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -28,12 +26,6 @@ var (
 	commit  = "unknown"
 	date    = "unknown"
 )
-
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal kills
-	os.Exit(execute(ctx, systemEnv(), os.Args[1:]))
-}
 
 // env is what the commands touch of the process around them.
 type env struct {
@@ -69,8 +61,8 @@ func (e *exitError) Unwrap() error { return e.err }
 // usage marks an error as one in how the program was called: exit code 2.
 func usage(err error) error { return &exitError{code: 2, err: err} }
 
-// execute runs one command line and returns the process's exit code.
-func execute(ctx context.Context, e env, args []string) int {
+// newRootCommand makes the command with all those below it.
+func newRootCommand(e env) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "xtwamp",
 		Short: "Measure the round-trip time of links, stamped in the kernel",
@@ -88,14 +80,20 @@ they count.`,
 			return cmd.Help()
 		},
 	}
+	root.AddCommand(newRunCommand(e), newPingCommand(e), newReflectCommand(e), newSamplesCommand(e),
+		newLedgerCommand(e), newConfigCommand(e), newVersionCommand(e))
+	return root
+}
+
+// execute runs one command line and returns the process's exit code.
+func execute(ctx context.Context, e env, args []string) int {
+	root := newRootCommand(e)
 	root.SetArgs(args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 	})
-	root.AddCommand(newRunCommand(e), newPingCommand(e), newReflectCommand(e), newSamplesCommand(e),
-		newLedgerCommand(e), newConfigCommand(e), newVersionCommand(e))
 	// What fails before a command runs is a matter of how it was called.
 	code := 2
 	for _, c := range allCommands(root) {

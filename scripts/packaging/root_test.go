@@ -77,6 +77,16 @@ func (r *root) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// run runs a command in the root and returns its output.
+func (r *root) run(args ...string) string {
+	r.t.Helper()
+	out, err := r.command(args...).CombinedOutput()
+	if err != nil {
+		r.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
 // enter makes dir's root that of this process, which is in namespaces of its
 // own, and executes args. It returns only if that fails.
 func enter(dir string, args []string) error {
@@ -140,9 +150,10 @@ func enter(dir string, args []string) error {
 	if err != nil {
 		return err
 	}
-	return syscall.Exec(path, args, []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive",
-		// For systemd: no other units than those, and no hardware.
-		"container=xtwamp", "SYSTEMD_UNIT_PATH=" + unitPath, "SYSTEMD_GENERATOR_PATH=/none"})
+	if err := os.Unsetenv(inRoot); err != nil {
+		return err
+	}
+	return syscall.Exec(path, args, os.Environ())
 }
 
 // unitPath is where a booted root has all of its units.
@@ -180,16 +191,21 @@ func (r *root) boot(ns *netnstest.NS, units ...string) *machine {
 	}
 	defer group.Close()
 	m.init = r.command("/lib/systemd/systemd", "--system", "--unit=test.target", "--log-target=null", "--show-status=no")
+	// No units but the test's, and no hardware.
+	m.init.Env = append(m.init.Env, "container=xtwamp", "SYSTEMD_UNIT_PATH="+unitPath, "SYSTEMD_GENERATOR_PATH=/none")
 	m.init.SysProcAttr.UseCgroupFD, m.init.SysProcAttr.CgroupFD = true, int(group.Fd())
 	m.init.Stderr = os.Stderr
 	if err := ns.Do(m.init.Start); err != nil {
 		r.t.Fatal(err)
 	}
-	r.t.Cleanup(func() {
-		m.init.Process.Kill() // and with it all of its namespace
-		m.init.Wait()
-	})
+	r.t.Cleanup(m.off)
 	return m
+}
+
+// off ends all that runs in the machine, at once. It may be called again.
+func (m *machine) off() {
+	m.init.Process.Kill() // and with it all of its namespace
+	m.init.Wait()
 }
 
 // cgroup2 is where the hierarchy of control groups v2 is mounted.
