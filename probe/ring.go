@@ -19,10 +19,10 @@ type Measured struct {
 // When nobody takes them, the oldest are overwritten and counted. Put may be
 // called from anywhere; there is one taker.
 type Ring struct {
-	capacity uint64
-	filled   chan struct{}
+	filled chan struct{}
 
 	mu          sync.Mutex
+	capacity    uint64
 	buf         []Measured // grows up to capacity as it is needed
 	first, next uint64     // numbers of the oldest sample held, and of the next to come
 	peeked      uint64     // the taker has seen the samples below this number
@@ -41,6 +41,13 @@ type ringPath struct {
 // NewRing makes a ring that holds at most capacity samples.
 func NewRing(capacity int) *Ring {
 	return &Ring{capacity: uint64(capacity), filled: make(chan struct{}, 1), paths: make(map[int]*ringPath)}
+}
+
+// Allow lets it hold up to capacity samples, if that is more than before.
+func (r *Ring) Allow(capacity int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.capacity = max(r.capacity, uint64(capacity))
 }
 
 // Began and Ended tell the ring of a path, before its first sample and after its last.

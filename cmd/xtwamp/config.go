@@ -36,6 +36,7 @@ type config struct {
 	Probe      probeConfig      `yaml:"probe"`
 	Reflector  reflectorConfig  `yaml:"reflector"`
 	Targets    []targetConfig   `yaml:"targets"`
+	Discovery  discoveryConfig  `yaml:"discovery"`
 	DoubleZero doublezeroConfig `yaml:"doublezero"`
 	Submit     submitConfig     `yaml:"submit"`
 }
@@ -136,6 +137,7 @@ func defaultConfig(hostname string) config {
 		},
 		Probe:     fromTarget(target.Defaults()),
 		Reflector: reflectorConfig{Enabled: true, Listen: []string{":862"}, Mode: "auto", RateLimit: 1000, ExtendShort: true},
+		Discovery: discoveryConfig{DoubleZero: linksDiscovery{Refresh: duration(time.Minute), Profile: target.ProfileDoubleZero}},
 		Submit:    submitConfig{DoubleZero: defaultLedger(), File: fileConfig{Directory: "/var/lib/xtwamp/out", RotateBytes: 64 << 20, Keep: 20}},
 	}
 }
@@ -248,16 +250,50 @@ func parseConfig(file string, text []byte, hostname string) (*config, error) {
 	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
 		return nil, &configError{file: file, what: "expected one YAML document"}
 	}
-	if errs := c.check(); len(errs) > 0 {
-		at := locate(text)
-		all := make([]error, len(errs))
-		for i, e := range errs {
-			e.file, e.line = file, at.line(e.key)
-			all[i] = e
-		}
-		return nil, errors.Join(all...)
+	if err := placed(file, text, c.check()); err != nil {
+		return nil, err
 	}
 	return &c, nil
+}
+
+// parseTargets reads a file of targets: a list as the one below targets in the configuration. The error joins a *configError for each
+// fault.
+func (c *config) parseTargets(file string, text []byte) ([]target.Target, error) {
+	var list []targetConfig
+	decoder := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict())
+	switch err := decoder.Decode(&list); {
+	case errors.Is(err, io.EOF): // perhaps it is being written
+		return nil, &configError{file: file, what: "empty: expected a list of targets; [] is one without any"}
+	case err != nil:
+		return nil, decodeError(file, text, err)
+	}
+	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return nil, &configError{file: file, what: "expected one YAML document"}
+	}
+	var errs []*configError
+	bad := func(key, format string, args ...any) {
+		errs = append(errs, &configError{key: key, what: fmt.Sprintf(format, args...)})
+	}
+	c.checkTargets("", list, bad)
+	c.checkLinks("", list, bad)
+	if err := placed(file, text, errs); err != nil {
+		return nil, err
+	}
+	return c.targets(list)
+}
+
+// placed joins faults, with where in the file they are; nil if there are none.
+func placed(file string, text []byte, errs []*configError) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	at := locate(text)
+	all := make([]error, len(errs))
+	for i, e := range errs {
+		e.file, e.line = file, at.line(e.key)
+		all[i] = e
+	}
+	return errors.Join(all...)
 }
 
 // decodeError turns what the YAML library says into a *configError.
@@ -404,7 +440,11 @@ func (c *config) check() (errs []*configError) {
 			bad("submit.file.keep", "%d: expected at least 1", f.Keep)
 		}
 	}
-	c.checkTargets(bad)
+	if c.checkDefaults(bad) {
+		c.checkTargets("targets", c.Targets, bad)
+		c.checkLinks("targets", c.Targets, bad)
+		c.checkDiscovery(bad)
+	}
 	c.checkLedger(bad)
 	return errs
 }
@@ -445,47 +485,49 @@ func (c *config) checkReflector(bad func(key, format string, args ...any)) {
 	}
 }
 
-func (c *config) checkTargets(bad func(key, format string, args ...any)) {
-	check := func(prefix string, t target.Target, own bool) {
-		var joined interface{ Unwrap() []error }
-		if !errors.As(t.Validate(), &joined) {
-			return
-		}
-		for _, err := range joined.Unwrap() {
-			var field *target.FieldError
-			if errors.As(err, &field) && (own || slices.Contains(probeKeys, field.Key)) {
-				bad(prefix+field.Key, "%v", field.Err)
-			}
+// checkProbe says what is wrong with t: with its probe keys only, unless all is t's own.
+func checkProbe(prefix string, t target.Target, own bool, bad func(key, format string, args ...any)) {
+	var joined interface{ Unwrap() []error }
+	if !errors.As(t.Validate(), &joined) {
+		return
+	}
+	for _, err := range joined.Unwrap() {
+		var field *target.FieldError
+		if errors.As(err, &field) && (own || slices.Contains(probeKeys, field.Key)) {
+			bad(prefix+field.Key, "%v", field.Err)
 		}
 	}
-	// The defaults alone, so that a fault of theirs is told once and there.
+}
+
+// checkDefaults checks the probe keys for all targets, so that a fault of theirs is told once and there. It reports whether they are good.
+func (c *config) checkDefaults(bad func(key, format string, args ...any)) bool {
 	defaults := target.Defaults()
 	defaults.Name, defaults.Address = "x", "192.0.2.1"
 	c.Probe.apply(&defaults)
-	check("probe.", defaults, false)
-	if defaults.Validate() != nil {
-		return
-	}
+	checkProbe("probe.", defaults, false, bad)
+	return defaults.Validate() == nil
+}
+
+// checkTargets checks a list of targets that stands at a key.
+func (c *config) checkTargets(at string, list []targetConfig, bad func(key, format string, args ...any)) {
 	first := make(map[string]int)
-	flows := make(map[string]int)
-	for i, tc := range c.Targets {
-		prefix := fmt.Sprintf("targets[%d].", i)
+	flows := make(map[target.Flow]int)
+	for i, tc := range list {
+		prefix := fmt.Sprintf("%s[%d].", at, i)
 		t, err := c.target(tc)
 		if err != nil {
 			bad(prefix+"source", "%v", err)
 			continue
 		}
-		check(prefix, t, true)
+		checkProbe(prefix, t, true, bad)
 		if j, ok := first[t.Name]; ok && t.Name != "" {
-			bad(prefix+"name", "%q: targets[%d] has this name already", t.Name, j)
+			bad(prefix+"name", "%q: %s[%d] has this name already", t.Name, at, j)
 		} else {
 			first[t.Name] = i
 		}
-		if t.SourcePort != 0 {
-			// Replies to two such targets could not be told apart.
-			flow := fmt.Sprintf("%s %d %s %d %s", t.Source, t.SourcePort, t.Address, t.Port, t.Interface)
+		if flow, fixed := t.Flow(); fixed {
 			if j, ok := flows[flow]; ok {
-				bad(prefix+"source_port", "%d: targets[%d] has the same address, port, source and source port", t.SourcePort, j)
+				bad(prefix+"source_port", "%d: %s[%d] has the same address, port, source and source port", t.SourcePort, at, j)
 			}
 			flows[flow] = i
 		}
@@ -517,10 +559,10 @@ func (c *config) target(tc targetConfig) (target.Target, error) {
 	return t, nil
 }
 
-// targets are all configured targets; the configuration has been checked.
-func (c *config) targets() ([]target.Target, error) {
-	out := make([]target.Target, len(c.Targets))
-	for i, tc := range c.Targets {
+// targets makes targets of a list that has been checked.
+func (c *config) targets(list []targetConfig) ([]target.Target, error) {
+	out := make([]target.Target, len(list))
+	for i, tc := range list {
 		var err error
 		if out[i], err = c.target(tc); err != nil {
 			return nil, err

@@ -21,7 +21,7 @@ func TestReferenceIsTheDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := defaultConfig("ams-dz001")
-	want.Reflector.Allow = []string{}
+	want.Reflector.Allow, want.Discovery.Files = []string{}, []string{}
 	want.DoubleZero.RPCURLs = []rpcURL{}
 	want.Targets = []targetConfig{{
 		Name: "ams-lon", Address: "172.16.0.1", Interface: "eth1", Source: "172.16.0.0",
@@ -83,7 +83,7 @@ targets:
 	if err != nil {
 		t.Fatal(err)
 	}
-	targets, err := c.targets()
+	targets, err := c.targets(c.Targets)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,14 @@ func TestConfigErrors(t *testing.T) {
 		{"unknown key", "device: a\nprob: {}\n", []string{`c.yml:2: unknown key "prob"`}},
 		{"unknown key below", "probe:\n  intervall: 5s\n", []string{`c.yml:2: probe: unknown key "intervall"`}},
 		{"unknown key of a target", target + ", adress: x}\n", []string{`c.yml:2: targets[0]: unknown key "adress"`}},
-		{"a later step's key", "discovery: {}\n", []string{`c.yml:1: unknown key "discovery"`}},
+		{"a pattern that is none", "discovery: {files: [\"/etc/[a\"]}\n", []string{`c.yml:1: discovery.files[0]: "/etc/[a": expected a file name, which may have *, ? and [a-z] in it`}},
+		{"discovery too often", "discovery:\n  doublezero: {refresh: 10ms}\n", []string{"c.yml:2: discovery.doublezero.refresh: 10ms: expected 1s to 24h"}},
+		{"discovery without what it needs", "discovery:\n  doublezero: {enabled: true, profile: owamp}\n", []string{
+			`c.yml:2: discovery.doublezero.profile: "owamp": expected stamp, twamp-light or doublezero`,
+			"c.yml: doublezero.rpc_urls: empty: expected the URLs of the ledger, as discovery.doublezero is enabled",
+			"c.yml: doublezero.network: empty: expected a network, or doublezero.serviceability_program, as discovery.doublezero is enabled",
+			"c.yml: doublezero.device: empty: expected the public key of this device, as discovery.doublezero is enabled",
+		}},
 		{"not a duration", "probe:\n  interval: 10\n", []string{`c.yml:2: probe.interval: 10: expected a duration such as 10s, 1m30s or 72h`}},
 		{"a list for a duration", "probe:\n  interval: [1]\n", []string{`c.yml:2: probe.interval: [1]: expected a duration such as 10s, 1m30s or 72h`}},
 		{"not a size", "store: {max_bytes: big}\n", []string{`c.yml:1: store.max_bytes: big: expected a size such as 64KiB, 256MiB or 1GiB`}},

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,7 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/xtwamp/xtwamp/netns"
-	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/submit"
 	"github.com/xtwamp/xtwamp/submit/doublezero"
 	"github.com/xtwamp/xtwamp/submit/endpoint"
@@ -22,12 +20,6 @@ import (
 
 // leastSampleInterval is how often an account can take a sample until its epoch, of about two days, is over.
 const leastSampleInterval = 5 * time.Second
-
-// ledger is the way into the ledger while it is open.
-type ledger struct {
-	pool *endpoint.Pool
-	sink *doublezero.Sink
-}
 
 // network is how the ledger is reached; tests put another in its place.
 type network struct {
@@ -63,18 +55,7 @@ func newPool(c doublezeroConfig, n network, state endpoint.State, beat func(time
 	return endpoint.New(cfg)
 }
 
-// endpointState keeps the pool's memory in the ledger sink's area of the store.
-type endpointState struct{ log *store.Log }
-
-const endpointKey = "endpoints"
-
-func (s endpointState) Load() ([]byte, error) { return s.log.Get(doublezero.Name, endpointKey) }
-
-func (s endpointState) Save(b []byte) error {
-	return s.log.Commit(doublezero.Name, store.Update{Put: map[string][]byte{endpointKey: b}})
-}
-
-// submitToLedger runs the ledger sink and what it needs.
+// submitToLedger runs the ledger sink.
 func (d *daemon) submitToLedger(ctx context.Context) error {
 	c, l, log := d.cfg.DoubleZero, d.cfg.Submit.DoubleZero, d.store.Load()
 	program, err := c.program()
@@ -85,32 +66,14 @@ func (d *daemon) submitToLedger(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	logger := d.log.Named("submit")
-	pool, err := newPool(c, d.seams.network, endpointState{log}, d.loops.beat("endpoints"), logger)
-	if err != nil {
-		return err
-	}
 	sink := doublezero.New(doublezero.Config{
-		Endpoints: pool, Log: log, Keypair: d.keypair, Program: program, Device: device, Version: version, Commit: commit, Built: built(),
+		Endpoints: d.pool, Log: log, Keypair: d.keypair, Program: program, Device: device, Version: version, Commit: commit, Built: built(),
 		SampleInterval: time.Duration(l.SampleInterval), FlushInterval: time.Duration(l.Interval), FillGaps: l.FillGaps,
-		MaxConcurrency: l.MaxConcurrency, Logger: logger,
+		MaxConcurrency: l.MaxConcurrency, Logger: d.log.Named("submit"),
 	})
-	d.ledger.Store(&ledger{pool: pool, sink: sink})
+	d.ledger.Store(sink)
 	defer d.ledger.Store(nil)
-
-	// The pool outlives the submitter's last flush.
-	reaching, stop := context.WithCancel(context.WithoutCancel(ctx))
-	ended := make(chan error, 1)
-	go func() {
-		defer d.loops.ended("endpoints")
-		ended <- d.supervisor.guard("endpoints", func() error { return pool.Run(reaching) })
-		stop()
-	}()
-	submitting, abandon := context.WithCancel(ctx)
-	defer context.AfterFunc(reaching, abandon)() // a pool that panicked takes the submitter with it; both are started again
-	err = d.runSubmitter(submitting, submit.Config{Log: log, Sink: d.seams.wrap(sink), Interval: time.Duration(l.Interval)})
-	stop()
-	return errors.Join(err, <-ended)
+	return d.runSubmitter(ctx, submit.Config{Log: log, Sink: d.seams.wrap(sink), Interval: time.Duration(l.Interval)})
 }
 
 // built is when this program was built, the zero time if it does not know.
@@ -148,11 +111,27 @@ var (
 )
 
 func (c *collector) collectLedger(counter counterFunc, gauge gaugeFunc) {
-	l := c.daemon.ledger.Load()
-	if l == nil {
+	if sink := c.daemon.ledger.Load(); sink != nil {
+		collectSink(sink.Status(), counter, gauge)
+	}
+	if c.daemon.pool == nil {
 		return
 	}
-	s := l.sink.Status()
+	for _, e := range c.daemon.pool.Status() {
+		gauge(descEndpointUp, truth(e.Good), e.Name)
+		gauge(descInUse, truth(e.InUse), e.Name)
+		if e.Latency > 0 {
+			gauge(descLatency, e.Latency.Seconds(), e.Name)
+		}
+		gauge(descSlotLag, float64(e.SlotLag), e.Name)
+		counter(descRequests, e.OK, e.Name, "ok")
+		for kind, n := range e.Faults {
+			counter(descRequests, n, e.Name, kind)
+		}
+	}
+}
+
+func collectSink(s doublezero.Status, counter counterFunc, gauge gaugeFunc) {
 	for reason, n := range s.Zeros {
 		counter(descZeros, n, reason)
 	}
@@ -168,16 +147,4 @@ func (c *collector) collectLedger(counter counterFunc, gauge gaugeFunc) {
 		gauge(descBalance, float64(s.Balance))
 	}
 	gauge(descClockHold, truth(s.Hold != ""))
-	for _, e := range l.pool.Status() {
-		gauge(descEndpointUp, truth(e.Good), e.Name)
-		gauge(descInUse, truth(e.InUse), e.Name)
-		if e.Latency > 0 {
-			gauge(descLatency, e.Latency.Seconds(), e.Name)
-		}
-		gauge(descSlotLag, float64(e.SlotLag), e.Name)
-		counter(descRequests, e.OK, e.Name, "ok")
-		for kind, n := range e.Faults {
-			counter(descRequests, n, e.Name, kind)
-		}
-	}
 }

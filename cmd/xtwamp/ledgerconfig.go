@@ -21,11 +21,12 @@ import (
 
 // doublezeroConfig says where this device is in the DoubleZero network.
 type doublezeroConfig struct {
-	Network          string   `yaml:"network"`
-	RPCURLs          []rpcURL `yaml:"rpc_urls"`
-	TelemetryProgram string   `yaml:"telemetry_program"`
-	Device           string   `yaml:"device"`
-	KeypairFile      string   `yaml:"keypair_file"`
+	Network               string   `yaml:"network"`
+	RPCURLs               []rpcURL `yaml:"rpc_urls"`
+	ServiceabilityProgram string   `yaml:"serviceability_program"`
+	TelemetryProgram      string   `yaml:"telemetry_program"`
+	Device                string   `yaml:"device"`
+	KeypairFile           string   `yaml:"keypair_file"`
 }
 
 // ledgerConfig says how samples get into the ledger.
@@ -102,6 +103,20 @@ func (c doublezeroConfig) program() (doublezero.Pubkey, error) {
 	return p, nil
 }
 
+// serviceability is the id of the program that keeps devices and links.
+func (c doublezeroConfig) serviceability() (doublezero.Pubkey, error) {
+	if c.ServiceabilityProgram != "" {
+		return doublezero.ParsePubkey(c.ServiceabilityProgram)
+	}
+	p, _ := doublezero.ServiceabilityProgram(c.Network)
+	return p, nil
+}
+
+// usesLedger reports whether anything is to be asked of the ledger, or written to it.
+func (c *config) usesLedger() bool {
+	return c.Discovery.DoubleZero.Enabled || c.Submit.DoubleZero.Enabled
+}
+
 func (c *config) checkLedger(bad func(key, format string, args ...any)) {
 	z, l := c.DoubleZero, c.Submit.DoubleZero
 	if z.Network != "" && !slices.Contains(doublezero.Networks(), z.Network) {
@@ -115,24 +130,38 @@ func (c *config) checkLedger(bad func(key, format string, args ...any)) {
 	if _, err := z.program(); err != nil {
 		bad("doublezero.telemetry_program", "%v", err)
 	}
+	if _, err := z.serviceability(); err != nil {
+		bad("doublezero.serviceability_program", "%v", err)
+	}
 	if z.Device != "" {
 		if _, err := doublezero.ParsePubkey(z.Device); err != nil {
 			bad("doublezero.device", "%v", err)
 		}
 	}
-	c.checkLinks(bad)
+	missing := func(key, expected, user string, is bool) {
+		if is {
+			bad(key, "empty: expected %s, as %s is enabled", expected, user)
+		}
+	}
+	discovers, submits := "discovery.doublezero", "submit.doublezero"
+	if c.usesLedger() {
+		user := submits
+		if !l.Enabled {
+			user = discovers
+		}
+		missing("doublezero.rpc_urls", "the URLs of the ledger", user, len(z.RPCURLs) == 0)
+		if c.Discovery.DoubleZero.Enabled {
+			missing("doublezero.network", "a network, or doublezero.serviceability_program", discovers, z.Network == "" && z.ServiceabilityProgram == "")
+		}
+		if l.Enabled {
+			missing("doublezero.network", "a network, or doublezero.telemetry_program", submits, z.Network == "" && z.TelemetryProgram == "")
+		}
+		missing("doublezero.device", "the public key of this device", user, z.Device == "")
+	}
 	if !l.Enabled {
 		return
 	}
-	missing := func(key, expected string, is bool) {
-		if is {
-			bad(key, "empty: expected %s, as submit.doublezero is enabled", expected)
-		}
-	}
-	missing("doublezero.rpc_urls", "the URLs of the ledger", len(z.RPCURLs) == 0)
-	missing("doublezero.network", "a network, or doublezero.telemetry_program", z.Network == "" && z.TelemetryProgram == "")
-	missing("doublezero.device", "the public key of this device", z.Device == "")
-	missing("doublezero.keypair_file", "the file of the key pair that signs and pays", z.KeypairFile == "")
+	missing("doublezero.keypair_file", "the file of the key pair that signs and pays", submits, z.KeypairFile == "")
 	if i := time.Duration(l.Interval); i < time.Second || i > time.Hour {
 		bad("submit.doublezero.interval", "%s: expected 1s to 1h", i)
 	}
@@ -144,15 +173,14 @@ func (c *config) checkLedger(bad func(key, format string, args ...any)) {
 	}
 }
 
-// checkLinks checks the targets that are links of the network.
-func (c *config) checkLinks(bad func(key, format string, args ...any)) {
-	l := c.Submit.DoubleZero
-	for i, tc := range c.Targets {
+// checkLinks checks those of a list of targets, which stands at a key, that are links of the network.
+func (c *config) checkLinks(at string, list []targetConfig, bad func(key, format string, args ...any)) {
+	for i, tc := range list {
 		link, target := tc.Labels[doublezero.LabelLink], tc.Labels[doublezero.LabelTarget]
 		if link == "" && target == "" {
 			continue
 		}
-		key := fmt.Sprintf("targets[%d].labels", i)
+		key := fmt.Sprintf("%s[%d].labels", at, i)
 		for name, value := range map[string]string{doublezero.LabelLink: link, doublezero.LabelTarget: target} {
 			if value == "" {
 				bad(key, "%s: missing", name)
@@ -160,16 +188,23 @@ func (c *config) checkLinks(bad func(key, format string, args ...any)) {
 				bad(key, "%s: %v", name, err)
 			}
 		}
-		t, err := c.target(tc)
-		if err != nil || !l.Enabled || t.Interval <= 0 {
-			continue
+		if t, err := c.target(tc); err == nil {
+			c.checkLinkInterval(key, t.Interval, bad)
 		}
-		switch every := time.Duration(l.SampleInterval); {
-		case every%t.Interval != 0:
-			bad(key, "probe interval %s: expected submit.doublezero.sample_interval, %s, to be a whole multiple of it", t.Interval, every)
-		case !l.FillGaps && every != t.Interval:
-			bad(key, "probe interval %s: expected submit.doublezero.sample_interval, %s, to be the same, as fill_gaps is off", t.Interval, every)
-		}
+	}
+}
+
+// checkLinkInterval checks that accounts can hold what is measured at an interval.
+func (c *config) checkLinkInterval(key string, interval time.Duration, bad func(key, format string, args ...any)) {
+	l := c.Submit.DoubleZero
+	if !l.Enabled || interval <= 0 {
+		return
+	}
+	switch every := time.Duration(l.SampleInterval); {
+	case every%interval != 0:
+		bad(key, "probe interval %s: expected submit.doublezero.sample_interval, %s, to be a whole multiple of it", interval, every)
+	case !l.FillGaps && every != interval:
+		bad(key, "probe interval %s: expected submit.doublezero.sample_interval, %s, to be the same, as fill_gaps is off", interval, every)
 	}
 }
 

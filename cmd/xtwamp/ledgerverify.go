@@ -39,8 +39,8 @@ func newVerifyCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Compare ledger accounts with the store",
-		Long: `Compare the ledger accounts of the configured links with the stored samples,
-for each epoch from which there are any: what is missing, there twice, at the
+		Long: `Compare the ledger accounts of all links with the stored samples, for each
+epoch from which there are any: what is missing, there twice, at the
 wrong index, or none of our samples, and why zeros are zeros. It only reads, and
 needs no key. Samples behind the end of the present epoch's account wait.
 
@@ -66,7 +66,7 @@ compared.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&v.config, "config", "/etc/xtwamp/xtwamp.yml", "configuration file: links, device, program and endpoints")
+	f.StringVar(&v.config, "config", "/etc/xtwamp/xtwamp.yml", "configuration file: device, program and endpoints")
 	v.addFlags(cmd)
 	f.StringVar(&v.store, "store", "", "read this store file instead of asking a daemon")
 	f.StringVar(&v.path, "path", "", "only this path")
@@ -102,15 +102,15 @@ func (v verification) run(ctx context.Context, e env) ([]doublezero.Report, erro
 	if err != nil {
 		return nil, err
 	}
-	links, err := v.links(cfg)
+	m, err := v.measured(ctx)
 	if err != nil {
 		return nil, err
 	}
-	samples, closeStore, err := v.samples()
+	defer m.close()
+	links, err := v.links(m.paths)
 	if err != nil {
 		return nil, err
 	}
-	defer closeStore()
 
 	n := v.network
 	if n.dial == nil {
@@ -125,48 +125,51 @@ func (v verification) run(ctx context.Context, e env) ([]doublezero.Report, erro
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- pool.Run(ctx) }()
-	reports, err := doublezero.Verify(ctx, doublezero.VerifyConfig{Endpoints: pool, Program: program, Device: device, Samples: samples}, links)
+	reports, err := doublezero.Verify(ctx, doublezero.VerifyConfig{Endpoints: pool, Program: program, Device: device, Samples: m.samples}, links)
 	stop()
 	return reports, errors.Join(err, <-ended)
 }
 
-// links are the configured targets that are links of the network.
-func (v verification) links(cfg *config) (links []doublezero.Link, err error) {
-	targets, err := cfg.targets()
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range targets {
-		if t.Labels[doublezero.LabelLink] == "" || v.path != "" && t.Name != v.path {
+// links are those of the paths that are links of the network.
+func (v verification) links(paths []store.Path) (links []doublezero.Link, err error) {
+	for _, p := range paths {
+		if !doublezero.Takes(p) || v.path != "" && p.Name != v.path {
 			continue
 		}
-		l := doublezero.Link{Path: t.Name, Interval: t.Interval}
-		if l.Link, err = doublezero.ParsePubkey(t.Labels[doublezero.LabelLink]); err != nil {
-			return nil, err
-		}
-		if l.Target, err = doublezero.ParsePubkey(t.Labels[doublezero.LabelTarget]); err != nil {
+		l, err := doublezero.LinkOf(p)
+		if err != nil {
 			return nil, err
 		}
 		links = append(links, l)
 	}
 	if len(links) == 0 {
-		return nil, fmt.Errorf("%s: no target with the labels %s and %s", v.config, doublezero.LabelLink, doublezero.LabelTarget)
+		return nil, errors.New("none of the stored paths is a link")
 	}
 	return links, nil
 }
 
-type samplesOf func(ctx context.Context, path string) iter.Seq2[store.Sample, error]
+// measured is where samples are.
+type measured struct {
+	paths   []store.Path
+	samples func(ctx context.Context, path string) iter.Seq2[store.Sample, error]
+	close   func()
+}
 
-// samples gives the samples of a path from where they are.
-func (v verification) samples() (samplesOf, func(), error) {
+func (v verification) measured(ctx context.Context) (measured, error) {
 	if v.store == "" {
-		return v.fromDaemon, func() {}, nil
+		paths, err := v.pathsFromDaemon(ctx)
+		return measured{paths, v.fromDaemon, func() {}}, err
 	}
 	log, err := openStoreFile(v.store)
 	if err != nil {
-		return nil, nil, err
+		return measured{}, err
 	}
-	return func(ctx context.Context, path string) iter.Seq2[store.Sample, error] {
+	m := measured{close: func() { _ = log.Close() }}
+	if m.paths, err = log.Paths(); err != nil {
+		m.close()
+		return measured{}, err
+	}
+	m.samples = func(ctx context.Context, path string) iter.Seq2[store.Sample, error] {
 		return func(yield func(store.Sample, error) bool) {
 			stopped := errors.New("enough")
 			err := sampleQuery{path: path}.each(ctx, log, func(_ string, s store.Sample) error {
@@ -179,7 +182,25 @@ func (v verification) samples() (samplesOf, func(), error) {
 				yield(store.Sample{}, err)
 			}
 		}
-	}, func() { _ = log.Close() }, nil
+	}
+	return m, nil
+}
+
+// pathsFromDaemon asks a running daemon which paths its store has.
+func (v verification) pathsFromDaemon(ctx context.Context) (paths []store.Path, err error) {
+	body, err := v.get(ctx, "/api/v1/paths")
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	var stored []storedPath
+	if err := json.NewDecoder(body).Decode(&stored); err != nil {
+		return nil, fmt.Errorf("read paths: %w", err)
+	}
+	for _, p := range stored {
+		paths = append(paths, store.Path{Name: p.Path, Labels: p.Labels})
+	}
+	return paths, nil
 }
 
 // fromDaemon asks a running daemon.

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/xtwamp/xtwamp/probe/store"
 )
 
 // asProgram makes the test binary behave as the program: tests run it as a
@@ -31,6 +33,10 @@ func TestMain(m *testing.M) {
 	if keep := os.Getenv(asRightless); keep != "" {
 		os.Exit(rightless(keep == "namespaces"))
 	}
+	// The goroutine behind this lives on, and so must not begin in simulated time.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	signal.Stop(signals)
 	goleak.VerifyTestMain(m)
 }
 
@@ -95,8 +101,10 @@ func TestUsageErrors(t *testing.T) {
 	if err := os.WriteFile(links, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	none := filepath.Join(t.TempDir(), "none.yml")
-	if err := os.WriteFile(none, []byte(ledgerOn), 0o600); err != nil {
+	empty := filepath.Join(t.TempDir(), "samples.db")
+	if log, err := store.Open(store.Config{Path: empty}); err != nil {
+		t.Fatal(err)
+	} else if err := log.Close(); err != nil {
 		t.Fatal(err)
 	}
 	plain := filepath.Join(t.TempDir(), "plain.yml")
@@ -109,7 +117,7 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		{[]string{"run", "--config", links}, "xtwamp: doublezero.keypair_file: "},
 		{[]string{"ledger", "verify", "--config", plain}, "xtwamp: doublezero.rpc_urls, doublezero.device and doublezero.network are needed in the configuration"},
-		{[]string{"ledger", "verify", "--config", none}, "xtwamp: " + none + ": no target with the labels doublezero.link and doublezero.target"},
+		{[]string{"ledger", "verify", "--config", links, "--store", empty}, "xtwamp: none of the stored paths is a link"},
 		{[]string{"ledger", "verify", "--config", links, "--store", "/no/such/store"}, "xtwamp: open store: open /no/such/store: no such file or directory"},
 		{[]string{"pong"}, `xtwamp: unknown command "pong" for "xtwamp"`},
 		{[]string{"ping"}, "xtwamp: accepts 1 arg(s), received 0 (see xtwamp ping --help)"},

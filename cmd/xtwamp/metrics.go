@@ -93,6 +93,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 
 	gauge(descBuildInfo, 1, version, commit, runtime.Version())
 	c.collectProbe(counter, gauge)
+	c.collectDiscovery(gauge)
 	c.collectStore(counter, gauge)
 	c.collectLedger(counter, gauge)
 	d := c.daemon

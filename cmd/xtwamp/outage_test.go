@@ -114,13 +114,19 @@ func (l *ledgerLab) network() network {
 // run runs a daemon with a simulated engine until stop is called.
 func (l *ledgerLab) run(reach func(target int, n uint64) (time.Duration, bool)) (d *daemon, logs *observer.ObservedLogs, stop func()) {
 	l.Helper()
+	return l.runOn(new(host), reach)
+}
+
+// runOn is run on a host with interfaces.
+func (l *ledgerLab) runOn(h *host, reach func(target int, n uint64) (time.Duration, bool)) (d *daemon, logs *observer.ObservedLogs, stop func()) {
+	l.Helper()
 	cfg, err := loadConfig(l.config, "host")
 	if err != nil {
 		l.Fatal(err)
 	}
 	core, logs := observer.New(zapcore.InfoLevel)
 	d, err = newDaemon(cfg, zap.New(core), seams{
-		network: l.network(), noSync: true,
+		network: l.network(), noSync: true, addresses: h.list,
 		engine: func(c probe.Config) (*probe.Engine, error) { return probe.Simulate(c, reach) },
 	})
 	if err != nil {

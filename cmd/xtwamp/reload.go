@@ -51,23 +51,28 @@ func (d *daemon) reload() (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	targets, err := cfg.targets()
+	static, err := cfg.targets(cfg.Targets)
 	if err != nil {
 		return nil, err
 	}
-	if err := allowFiles(len(targets)); err != nil {
-		d.log.Warn("some paths may not get a socket; raise LimitNOFILE", zap.Error(err))
-	}
-	if err := d.engine.SetTargets(targets); err != nil {
+	before := d.latest.Swap(cfg)
+	err = d.measure(func(l *targetLists) {
+		l.static = static
+		if d.files != nil {
+			l.files = d.files.Read(true)
+		}
+	})
+	if err != nil {
+		d.latest.Store(before)
 		return nil, err
 	}
-	names := make(map[string]bool, len(targets))
-	for _, t := range targets {
-		names[t.Name] = true
+	if d.discovery != nil {
+		if err := d.discovery.SetTarget(cfg.linkTarget()); err != nil {
+			return nil, err
+		}
 	}
-	d.histograms.keep(names)
 	changed = differences(d.cfg, cfg)
-	d.log.Info("the configuration was reloaded", zap.Int("targets", len(targets)), zap.Strings("keys_that_need_a_restart", changed))
+	d.log.Info("the configuration was reloaded", zap.Int("targets", len(d.engine.Paths())), zap.Strings("keys_that_need_a_restart", changed))
 	return changed, nil
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/xtwamp/xtwamp/probe/target"
 	"github.com/xtwamp/xtwamp/submit"
 	"github.com/xtwamp/xtwamp/submit/doublezero"
+	"github.com/xtwamp/xtwamp/submit/endpoint"
 	"github.com/xtwamp/xtwamp/submit/file"
 )
 
@@ -72,7 +73,8 @@ type seams struct {
 	storeFault func(operation string)
 	sink       func(submit.Sink) submit.Sink
 	web        func(http.Handler) http.Handler
-	network    network // to the ledger; zero: the system's
+	network    network                                   // to the ledger; zero: the system's
+	addresses  func() ([]doublezero.LocalAddress, error) // of interfaces; nil: the system's
 	engine     func(probe.Config) (*probe.Engine, error)
 	noSync     bool                                           // the store does not wait for the disk
 	dropRights func(log *zap.Logger, keepSysAdmin bool) error // nil: the process keeps its rights
@@ -105,12 +107,17 @@ type daemon struct {
 	store     atomic.Pointer[store.Log]      // nil until it is open
 	recorder  atomic.Pointer[probe.Recorder] // nil until the store is open
 	reflector atomic.Pointer[probe.Reflector]
-	ledger    atomic.Pointer[ledger] // nil while samples do not go there
-	keypair   *doublezero.Keypair    // nil: nothing is to be signed
+	keypair   *doublezero.Keypair             // nil: nothing is to be signed
+	ledger    atomic.Pointer[doublezero.Sink] // nil while samples do not go there
 
-	interfaces netns.Place // of probes and the reflector
-	measuring  *milestone  // the engine runs
-	reflected  *milestone  // the reflector has tried to have its port
+	interfaces netns.Place            // of probes and the reflector
+	pool       *endpoint.Pool         // nil: the ledger is not needed
+	latest     atomic.Pointer[config] // as it was last read: what it says of targets holds
+	sources    sources
+	files      *target.Files         // nil: there are none
+	discovery  *doublezero.Discovery // nil: links are not discovered
+	measuring  *milestone            // the engine runs
+	reflected  *milestone            // the reflector has tried to have its port
 
 	mu         sync.Mutex
 	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
@@ -125,7 +132,7 @@ type sinkStatus struct {
 // newDaemon makes a daemon from a checked configuration. It touches nothing
 // until it is run.
 func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
-	targets, err := cfg.targets()
+	static, err := cfg.targets(cfg.Targets)
 	if err != nil {
 		return nil, err
 	}
@@ -155,14 +162,19 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 	guard := func(fn func() error) error { return d.supervisor.guard("metrics", fn) }
 	d.histograms = newHistograms(cfg.Web.PerPathHistograms, guard)
 	d.registry = d.newRegistry()
+	if d.interfaces, err = netns.ParsePlace(cfg.Namespaces.Probe); err != nil {
+		return nil, err
+	}
+	if err := d.newSources(static); err != nil {
+		return nil, err
+	}
+	targets, conflicts := d.sources.merge()
+	d.sources.told(conflicts, log)
 	d.ring = probe.NewRing(memoryFor(targets, time.Duration(cfg.Store.CommitInterval)))
 	beat := d.loops.beat("engine")
 	newEngine := probe.New
 	if s.engine != nil {
 		newEngine = s.engine
-	}
-	if d.interfaces, err = netns.ParsePlace(cfg.Namespaces.Probe); err != nil {
-		return nil, err
 	}
 	d.engine, err = newEngine(probe.Config{
 		Device:    cfg.Device,
@@ -185,6 +197,31 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 	return d, err
 }
 
+// newSources makes the sources of targets, and reads those that need nobody.
+func (d *daemon) newSources(static []target.Target) (err error) {
+	d.latest.Store(d.cfg)
+	d.sources.static = static
+	if patterns := d.cfg.Discovery.Files; len(patterns) > 0 {
+		parse := func(file string, text []byte) ([]target.Target, error) {
+			return d.latest.Load().parseTargets(file, text)
+		}
+		if d.files, err = target.NewFiles(patterns, parse, d.log.Named("discovery")); err != nil {
+			return err
+		}
+		d.sources.files = d.files.Read(true)
+	}
+	if d.cfg.usesLedger() {
+		state := endpointState(d.cfg.stateFile("endpoints.json"))
+		if d.pool, err = newPool(d.cfg.DoubleZero, d.seams.network, state, d.loops.beat("endpoints"), d.log.Named("submit")); err != nil {
+			return err
+		}
+	}
+	if d.cfg.Discovery.DoubleZero.Enabled {
+		d.discovery, err = d.newDiscovery()
+	}
+	return err
+}
+
 // memoryFor is how many samples to hold in memory at most: those of two
 // minutes, so that a store that is put right by hand costs none, and of three
 // commits at least.
@@ -196,16 +233,32 @@ func memoryFor(targets []target.Target, commitInterval time.Duration) int {
 // run measures until ctx ends, then stops in the order in which samples flow,
 // so that none is left behind.
 func (d *daemon) run(ctx context.Context) error {
-	d.log.Info("starting", zap.String("version", version), zap.String("device", d.cfg.Device), zap.Int("targets", len(d.cfg.Targets)))
-	if err := allowFiles(len(d.cfg.Targets)); err != nil {
+	targets := len(d.engine.Paths())
+	d.log.Info("starting", zap.String("version", version), zap.String("device", d.cfg.Device), zap.Int("targets", targets))
+	if err := allowFiles(targets); err != nil {
 		d.log.Warn("some paths may not get a socket; raise LimitNOFILE", zap.Error(err))
 	}
 	reloading := d.stage(ctx)
 	reloading.start("reload", d.reloadOnSignal)
+	reaching := d.stage(ctx)
+	discovering := d.stage(ctx)
 	web := d.stage(ctx)
 	reflecting := d.stage(ctx)
 	storing := d.stage(ctx)
 	submitting := d.stage(ctx)
+
+	if d.pool != nil {
+		reaching.startLoop("endpoints", d.pool.Run)
+	}
+	if d.files != nil {
+		discovering.startLoop("discovery files", d.discoverFiles)
+	}
+	if d.discovery != nil {
+		discovering.startLoop("discovery", d.discoverLinks)
+		if d.seams.addresses == nil {
+			discovering.start("discovery addresses", d.watchAddresses)
+		}
+	}
 
 	opened := make(chan struct{})
 	storing.start("store", func(ctx context.Context) error {
@@ -271,9 +324,11 @@ func (d *daemon) run(ctx context.Context) error {
 	err := d.engine.Run(ctx)
 	d.loops.ended("engine")
 	reloading.stop()
+	discovering.stop()
 	reflecting.stop()
 	storing.stop()
 	submitting.stop()
+	reaching.stop() // the last flush needs it
 	web.stop()
 	if n := d.ring.Len(); n > 0 {
 		err = errors.Join(err, fmt.Errorf("the store did not take the last %d samples: they are lost", n))

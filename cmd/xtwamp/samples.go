@@ -182,6 +182,32 @@ func serveSamples(w http.ResponseWriter, r *http.Request, log sampleLog, device 
 	}
 }
 
+// storedPath is a path of which the store has samples.
+type storedPath struct {
+	Path   string            `json:"path"`
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// servePaths answers with the stored paths as one JSON document.
+func servePaths(w http.ResponseWriter, log sampleLog) {
+	paths, err := log.Paths()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	stored := make([]storedPath, len(paths))
+	for i, p := range paths {
+		stored[i] = storedPath{p.Name, p.Labels}
+	}
+	serveJSON(w, stored)
+}
+
+// serveJSON answers with one JSON document.
+func serveJSON(w http.ResponseWriter, document any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(document) // the client is gone
+}
+
 type samplesOptions struct {
 	connection
 	file                      string

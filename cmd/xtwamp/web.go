@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe/store"
 )
 
 // handler answers HTTP on the control socket and the web listener. Only on the
@@ -37,16 +38,21 @@ func (d *daemon) handler(lifecycle bool) http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /-/healthy", d.serveHealthy)
 	mux.HandleFunc("GET /-/ready", d.serveReady)
-	mux.HandleFunc("GET /api/v1/samples", func(w http.ResponseWriter, r *http.Request) {
-		log := d.store.Load()
-		if log == nil {
-			http.Error(w, "the store is not open", http.StatusServiceUnavailable)
-			return
-		}
+	stored := func(pattern string, serve func(w http.ResponseWriter, r *http.Request, log *store.Log)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if log := d.store.Load(); log != nil {
+				serve(w, r, log)
+			} else {
+				http.Error(w, "the store is not open", http.StatusServiceUnavailable)
+			}
+		})
+	}
+	stored("GET /api/v1/paths", func(w http.ResponseWriter, _ *http.Request, log *store.Log) { servePaths(w, log) })
+	stored("GET /api/v1/samples", func(w http.ResponseWriter, r *http.Request, log *store.Log) {
 		serveSamples(w, r, log, d.cfg.Device)
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, "xtwamp %s on %s\n\n/metrics\n/-/healthy\n/-/ready\n/api/v1/samples?path=&after=&since=&until=&limit=\n", version, d.cfg.Device)
+		fmt.Fprintf(w, "xtwamp %s on %s\n\n/metrics\n/-/healthy\n/-/ready\n/api/v1/paths\n/api/v1/samples?path=&after=&since=&until=&limit=\n", version, d.cfg.Device)
 	})
 	if d.cfg.Web.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -41,7 +41,7 @@ type DiscoveryConfig struct {
 	// Addresses lists the host's, in the kernel's order.
 	Addresses func() ([]LocalAddress, error)
 
-	Target  target.Target // what targets have in common; the link says its name, addresses, interface and more labels
+	Target  target.Target // what targets have in common; the link says its name, addresses, interface and two more labels
 	Refresh time.Duration // between two times that the ledger is asked
 
 	// State is a file that keeps the list for the next start; "": none.
@@ -63,7 +63,11 @@ func (c DiscoveryConfig) Validate() error {
 	case c.Refresh <= 0:
 		return fmt.Errorf("discovery refresh %v: must be above 0", c.Refresh)
 	}
-	t := c.Target
+	return validateCommon(c.Target)
+}
+
+// validateCommon reports what is wrong with what targets have in common.
+func validateCommon(t target.Target) error {
 	t.Name, t.Address = "link", "192.0.2.1"
 	return t.Validate()
 }
@@ -86,6 +90,7 @@ type Discovery struct {
 	unsaved bool
 
 	looking   sync.Mutex // held while the list is made and told
+	common    target.Target
 	changed   func([]target.Target)
 	published bool
 	listing   submit.Outage
@@ -120,6 +125,7 @@ func NewDiscovery(cfg DiscoveryConfig) (*Discovery, error) {
 	first := min(firstAskAgain, cfg.Refresh)
 	return &Discovery{
 		cfg:     cfg,
+		common:  cfg.Target,
 		logger:  cfg.Logger.Named("discovery"),
 		client:  newClient(cfg.Endpoints),
 		retry:   &backoff.ExponentialBackOff{InitialInterval: first, RandomizationFactor: 0.2, Multiplier: 2, MaxInterval: cfg.Refresh},
@@ -237,7 +243,20 @@ func (d *Discovery) Look() {
 	d.published = true
 }
 
-// match makes targets of links at addresses.
+// SetTarget changes what targets have in common, and looks with that at once. Like Look it is not to be called by the function that is
+// told of lists.
+func (d *Discovery) SetTarget(t target.Target) error {
+	if err := validateCommon(t); err != nil {
+		return err
+	}
+	d.looking.Lock()
+	d.common = t
+	d.looking.Unlock()
+	d.Look()
+	return nil
+}
+
+// match makes targets of links at addresses. d.looking is held.
 func (d *Discovery) match(known *topology, addresses []LocalAddress) (targets []target.Target, links []DiscoveredLink) {
 	for _, l := range known.Links {
 		info := DiscoveredLink{

@@ -65,7 +65,7 @@ func (d *Discovery) target(l linkFact, addresses []LocalAddress) (*target.Target
 	case !l.Net.IsValid() || !l.Net.Addr().Is4():
 		return nil, errors.New("no tunnel net")
 	}
-	t := d.cfg.Target
+	t := d.common
 	t.Name = l.Name
 	t.Labels = maps.Clone(t.Labels)
 	if t.Labels == nil {

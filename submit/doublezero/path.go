@@ -67,19 +67,11 @@ func (s *Sink) path(stored store.Path) (*path, error) {
 	if p := s.paths[stored.ID]; p != nil && p.Labels[LabelLink] == stored.Labels[LabelLink] && p.Labels[LabelTarget] == stored.Labels[LabelTarget] {
 		return p, nil
 	}
-	p := &path{Path: stored, accounts: make(map[uint64]*account)}
-	var err error
-	if p.link, err = ParsePubkey(stored.Labels[LabelLink]); err != nil {
-		return nil, fmt.Errorf("link of path %s: %w", stored.Name, err)
+	l, err := LinkOf(stored)
+	if err != nil {
+		return nil, err
 	}
-	if p.target, err = ParsePubkey(stored.Labels[LabelTarget]); err != nil {
-		return nil, fmt.Errorf("target of path %s: %w", stored.Name, err)
-	}
-	if text := stored.Labels[LabelInterval]; text != "" {
-		if p.interval, err = time.ParseDuration(text); err != nil {
-			return nil, fmt.Errorf("interval of path %s: %w", stored.Name, err)
-		}
-	}
+	p := &path{Path: stored, target: l.Target, link: l.Link, interval: l.Interval, accounts: make(map[uint64]*account)}
 	s.paths[stored.ID] = p
 	return p, nil
 }

@@ -3,7 +3,6 @@
 package doublezero
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -12,10 +11,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"syscall"
 
 	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/submit"
 )
 
 // savedTopology is the state file: a list and what shows that it is whole.
@@ -73,34 +73,10 @@ func (d *Discovery) save(t *topology) {
 	}
 	inner := asJSON(t)
 	sum := sha256.Sum256(inner)
-	if err := replaceFile(d.cfg.State, asJSON(savedTopology{SHA256: hex.EncodeToString(sum[:]), Topology: inner})); err != nil {
+	if err := submit.ReplaceFile(d.cfg.State, asJSON(savedTopology{SHA256: hex.EncodeToString(sum[:]), Topology: inner})); err != nil {
 		d.saving.GoesOn(d.logger, err)
 		return
 	}
 	d.unsaved = false
 	d.saving.Over(d.logger)
-}
-
-// replaceFile gives a file a new content: after a crash it has the old or the new one.
-func replaceFile(path string, content []byte) (err error) {
-	temporary := path + ".tmp"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash, or somebody's link
-		return err
-	}
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, bytes.NewReader(content))
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(temporary))
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		return errors.Join(err, os.Remove(temporary))
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

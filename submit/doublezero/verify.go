@@ -21,6 +21,23 @@ type Link struct {
 	Interval     time.Duration // between probes
 }
 
+// LinkOf reads the labels of a path that the sink takes.
+func LinkOf(p store.Path) (l Link, err error) {
+	l.Path = p.Name
+	if l.Link, err = ParsePubkey(p.Labels[LabelLink]); err != nil {
+		return l, fmt.Errorf("link of path %s: %w", p.Name, err)
+	}
+	if l.Target, err = ParsePubkey(p.Labels[LabelTarget]); err != nil {
+		return l, fmt.Errorf("target of path %s: %w", p.Name, err)
+	}
+	if text := p.Labels[LabelInterval]; text != "" {
+		if l.Interval, err = time.ParseDuration(text); err != nil {
+			return l, fmt.Errorf("interval of path %s: %w", p.Name, err)
+		}
+	}
+	return l, nil
+}
+
 // VerifyConfig is what accounts are verified with. Nothing is written, and no key is needed.
 type VerifyConfig struct {
 	Endpoints http.RoundTripper
