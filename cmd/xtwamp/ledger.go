@@ -66,10 +66,14 @@ func (d *daemon) submitToLedger(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var gone func(doublezero.Pubkey) bool
+	if d.discovery != nil {
+		gone = d.discovery.Gone
+	}
 	sink := doublezero.New(doublezero.Config{
 		Endpoints: d.pool, Log: log, Keypair: d.keypair, Program: program, Device: device, Version: version, Commit: commit, Built: built(),
 		SampleInterval: time.Duration(l.SampleInterval), FlushInterval: time.Duration(l.Interval), FillGaps: l.FillGaps,
-		MaxConcurrency: l.MaxConcurrency, Logger: d.log.Named("submit"),
+		MaxConcurrency: l.MaxConcurrency, Gone: gone, Logger: d.log.Named("submit"),
 	})
 	d.ledger.Store(sink)
 	defer d.ledger.Store(nil)

@@ -111,10 +111,15 @@ type topology struct {
 	Device  Pubkey     `json:"device"`
 	Code    string     `json:"code"`
 	Links   []linkFact `json:"links"` // by name
+	Gone    []Pubkey   `json:"gone"`  // links that were there before, of which the ledger has confirmed that they are no more; the newest last
 }
 
+// maxGone is how many links that are gone are remembered.
+const maxGone = 256
+
 func (t *topology) equal(o *topology) bool {
-	return t != nil && t.Program == o.Program && t.Device == o.Device && t.Code == o.Code && slices.Equal(t.Links, o.Links)
+	return t != nil && t.Program == o.Program && t.Device == o.Device && t.Code == o.Code && slices.Equal(t.Links, o.Links) &&
+		slices.Equal(t.Gone, o.Gone)
 }
 
 // NewDiscovery returns a Discovery that does nothing until Run is called.
@@ -418,8 +423,31 @@ func (d *Discovery) ask(ctx context.Context) (*topology, error) {
 		t.Links = append(t.Links, fact)
 	}
 	nameLinks(t.Links, last)
+	t.Gone = d.gone(links, missing)
 	d.slot = slot
 	return t, nil
+}
+
+// gone adds those of the missing that are not among links to those that were gone before.
+func (d *Discovery) gone(links map[Pubkey]LinkAccount, missing []Pubkey) []Pubkey {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []Pubkey
+	if d.topology != nil {
+		all = append(all, d.topology.Gone...)
+	}
+	all = slices.DeleteFunc(append(all, missing...), func(link Pubkey) bool {
+		_, there := links[link]
+		return there
+	})
+	return all[max(0, len(all)-maxGone):]
+}
+
+// Gone reports whether a link was one of the device's, and the ledger has confirmed that it is not any more.
+func (d *Discovery) Gone(link Pubkey) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.topology != nil && slices.Contains(d.topology.Gone, link)
 }
 
 func (d *Discovery) last() []linkFact {

@@ -605,6 +605,9 @@ func TestLinksThatAnAnswerLeavesOut(t *testing.T) {
 		f.ledger.Delete(ledgertest.Pubkey(key("link", 2)))
 		f.refreshed()
 		f.expect(both[:1]...)
+		if !f.Gone(key("link", 2)) || f.Gone(key("link", 1)) || f.Gone(key("link", 3)) {
+			t.Error("the link that is gone is not known to be, or another is")
+		}
 
 		// All are: that has to be heard more than once, in a row.
 		f.ledger.Delete(ledgertest.Pubkey(key("link", 1)))
@@ -626,6 +629,18 @@ func TestLinksThatAnAnswerLeavesOut(t *testing.T) {
 		f.expect()
 		f.told(3)
 		f.fails("")
+
+		// The next process knows which are gone, until they are there again.
+		f.stop()
+		f.run()
+		if !f.Gone(key("link", 1)) || !f.Gone(key("link", 2)) {
+			t.Error("after a restart links that are gone are forgotten")
+		}
+		f.putLink(key("link", 2), "fra:ams", key("fra", 0), f.device, "172.16.0.2/31", LinkActivated)
+		f.refreshed()
+		if f.Gone(key("link", 2)) || !f.Gone(key("link", 1)) {
+			t.Error("a link that is there again is gone, or the other is not")
+		}
 	})
 }
 

@@ -4,6 +4,7 @@ package doublezero
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -236,6 +237,17 @@ func (s *Sink) adopt(p *path, a *account, h found, now tip) (bool, error) {
 	return true, nil
 }
 
+// errLinkGone means that no account can be made because there is no such link any more.
+var errLinkGone = errors.New("the link is gone")
+
+// notMade is why the program did not make the account, which it may do later unless the link is gone.
+func (s *Sink) notMade(p *path, a *account, err error) error {
+	if s.cfg.Gone != nil && s.cfg.Gone(p.link) {
+		return errLinkGone
+	}
+	return setback(fmt.Errorf("make account %s of %s: %w", a.address, p.Name, err))
+}
+
 // initialize makes the account. That is no append: it may be tried any number of times.
 func (s *Sink) initialize(ctx context.Context, p *path, a *account, now tip) (bool, error) {
 	hash, err := s.blockhash(ctx, now)
@@ -252,7 +264,7 @@ func (s *Sink) initialize(ctx context.Context, p *path, a *account, now tip) (bo
 	case customOf(err) == customExists:
 		return false, nil // its header shows it when it is final
 	case refused(err) && conclusive(err):
-		return false, setback(fmt.Errorf("make account %s of %s: %w", a.address, p.Name, err))
+		return false, s.notMade(p, a, err)
 	}
 	a.init = &pending{signature: signature, signed: signed, lastValid: hash.LastValid}
 	s.step("initialize sent")
@@ -296,7 +308,7 @@ func (s *Sink) made(ctx context.Context, p *path, a *account, status signatureSt
 		if status.Err.Custom == customExists {
 			return false, nil
 		}
-		return false, setback(fmt.Errorf("make account %s of %s: %w", a.address, p.Name, status.Err))
+		return false, s.notMade(p, a, status.Err)
 	}
 	h, err := s.headers.get(ctx, a.address, status.Slot)
 	if err != nil {

@@ -57,6 +57,9 @@ type Config struct {
 	FillGaps       bool          // write zeros where there was no probe, so that the time axis stays true
 	MaxConcurrency int           // accounts written at a time
 
+	// Gone, if set, reports whether the ledger has confirmed that a link is no more: what has no account then is dropped.
+	Gone func(link Pubkey) bool
+
 	Logger *zap.Logger
 
 	// Poll is the time between two looks at what was sent. Default 1 s.
@@ -208,6 +211,8 @@ func (s *Sink) Submit(ctx context.Context, stored store.Path, samples []store.Sa
 	}
 	ready, err := s.open(ctx, p, a, now)
 	switch {
+	case errors.Is(err, errLinkGone):
+		return submit.Result{Again: true}, &submit.Refusal{Reason: "link_gone", Count: len(samples)}
 	case err != nil:
 		return submit.Result{}, err
 	case a.shut != "" && now.epoch > during.epoch:

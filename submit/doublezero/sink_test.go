@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -860,6 +861,23 @@ func TestAnAccountThatIsNotMade(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What was measured on a link that is gone before its account was made has no place. It is dropped once that is sure.
+func TestALinkThatIsGone(t *testing.T) {
+	simulate(t, 2, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
+		var sure atomic.Bool
+		l.config.Gone = func(link Pubkey) bool { return sure.Load() && link == l.links[0] }
+		l.ledger.Delete(ledgertest.Pubkey(l.links[0]))
+		pass(time.Minute)
+		l.start()
+		l.measure(60)
+		pass(5 * time.Minute)
+		l.identity(store.Totals{Offered: 120, Delivered: 60, Waiting: 60, OldestWaiting: birth.Add(7 * probeInterval)})
+		sure.Store(true)
+		pass(5 * time.Minute)
+		l.identity(store.Totals{Offered: 120, Delivered: 60, Dropped: map[string]uint64{"link_gone": 60}})
+	})
 }
 
 // The payer's balance is watched, so that it is filled up in time.
