@@ -409,6 +409,7 @@ func (e *Engine) transmit(p *path, pr *probe) error {
 		return err
 	}
 	p.counters.Sent++
+	p.unsent = store.NoReason
 	return nil
 }
 
@@ -467,6 +468,7 @@ func (e *Engine) relief(p *path) {
 func (e *Engine) notSent(p *path, pr *probe, reason store.Reason) {
 	pr.outcome, pr.reason, pr.done = store.NotSent, reason, true
 	p.counters.NotSent[reason]++
+	p.unsent = reason
 	e.handOn(p)
 }
 
@@ -529,7 +531,7 @@ func (e *Engine) received(p *path, r reply) {
 			p.counters.Reordered++
 		}
 		pr.dwell = dwell(r, rtt)
-		p.counters.LastReply = now
+		p.counters.LastReply, p.lastRTT = now, rtt
 	default: // came, but when nobody waited any more
 		pr.outcome = store.Lost
 		p.counters.Lost++

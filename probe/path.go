@@ -61,6 +61,7 @@ type path struct {
 	reopenAt  int64  // CLOCK_MONOTONIC of the next attempt to open; 0: none
 	troubles  uint64 // since it last worked
 	counters  Counters
+	lastRTT   int64 // of the last reply, ns; 0 before the first
 
 	target  target.Target
 	profile twamp.Profile
@@ -71,6 +72,7 @@ type path struct {
 	ssid uint16
 
 	reason   store.Reason // why there is no flow
+	unsent   store.Reason // why the last probe was not sent; none if it was
 	bypasses int          // flows given up because replies bypassed the kernel half
 	beginBy  int64        // CLOCK_MONOTONIC at which it is scheduled, open or not
 	openedAt int64        // CLOCK_MONOTONIC of the last attempt to open; 0: none yet

@@ -17,11 +17,14 @@ import (
 // PathStatus is a path at one moment.
 type PathStatus struct {
 	Target target.Target
-	// Flow is the way in use; nil while the path cannot be used, for Reason.
-	Flow   *FlowInfo
+	// Flow is the way in use; nil while the path cannot be used.
+	Flow *FlowInfo
+	// Reason is why the path cannot be used, or the last probe was not sent; none if neither is so.
 	Reason store.Reason
 	// InFlight is how many probes await their outcome.
 	InFlight uint64
+	// LastRTT is that of the last reply, T4 - T1 in nanoseconds; 0 before the first.
+	LastRTT int64
 	Counters
 }
 
@@ -34,12 +37,12 @@ func (e *Engine) Paths() []PathStatus {
 		if p == nil || p.removed {
 			continue
 		}
-		s := PathStatus{Target: p.target, Reason: p.reason, Counters: p.counters}
+		s := PathStatus{Target: p.target, Reason: p.reason, LastRTT: p.lastRTT, Counters: p.counters}
 		s.NotSent = maps.Clone(p.counters.NotSent)
 		s.InFlight = s.Sent - s.Received - s.Lost - s.Unknown
 		if p.flow != nil {
 			info := p.flow.FlowInfo
-			s.Flow = &info
+			s.Flow, s.Reason = &info, p.unsent
 		}
 		out = append(out, s)
 	}

@@ -19,11 +19,15 @@ type Outage struct {
 
 	since    time.Time // zero: none
 	attempts int
+	err      error // of the last attempt
 	told     bool
 	ended    time.Time // the outage before
 }
 
 func (o *Outage) failing() bool { return !o.since.IsZero() }
+
+// Err is the error of the last attempt; nil if there is no outage.
+func (o *Outage) Err() error { return o.err }
 
 // GoesOn takes note of a failed attempt.
 func (o *Outage) GoesOn(logger *zap.Logger, err error) {
@@ -32,6 +36,7 @@ func (o *Outage) GoesOn(logger *zap.Logger, err error) {
 		o.since = now
 	}
 	o.attempts++
+	o.err = err
 	if o.told || now.Sub(o.ended) < flapping && now.Sub(o.since) < flapping {
 		return
 	}

@@ -64,6 +64,7 @@ type Stats struct {
 	Refused     uint64    // batches that were committed with a refusal
 	Failed      uint64    // attempts that ended in an error, of the sink or of the store
 	LastSuccess time.Time // last commit that delivered a sample; zero: none yet
+	Failing     string    // why nothing is delivered now; "": it is, as far as is known
 }
 
 // Submitter moves samples from the store to one sink. Make it with New.
@@ -121,6 +122,11 @@ func (s *Submitter) Stats() Stats {
 	st := Stats{OK: s.ok.Load(), Refused: s.refused.Load(), Failed: s.failed.Load()}
 	if ns := s.lastSuccess.Load(); ns != 0 {
 		st.LastSuccess = time.Unix(0, ns)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.outage.Err(); err != nil {
+		st.Failing = err.Error()
 	}
 	return st
 }

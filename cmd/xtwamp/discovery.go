@@ -74,7 +74,7 @@ const (
 type sources struct {
 	mu sync.Mutex
 	targetLists
-	conflicts []string // that have their line in the log
+	conflicts []string // of the targets that are left out
 }
 
 // targetLists are the targets of each source. Of two that cannot be measured side by side the first stays.
@@ -98,6 +98,13 @@ func (s *sources) counts() map[string]int {
 		inFiles += len(f.Targets)
 	}
 	return map[string]int{sourceStatic: len(s.static), sourceFiles: inFiles, sourceLinks: len(s.links)}
+}
+
+// leftOut are the targets that are not measured because others have their name or source port.
+func (s *sources) leftOut() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conflicts
 }
 
 // told notes which targets are left out, and logs it if they are others than before.

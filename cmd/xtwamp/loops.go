@@ -23,12 +23,19 @@ type beat struct {
 // loopStatus is one loop at one moment.
 type loopStatus struct {
 	Name     string    `json:"name"`
-	Since    time.Time `json:"since"`
+	State    loopState `json:"state"`
+	Since    time.Time `json:"since"` // when it was last heard of
 	Deadline time.Time `json:"deadline"`
-	Overdue  bool      `json:"overdue"`
-	// Stuck: the deadline has passed three times over.
-	Stuck bool `json:"-"`
 }
+
+// loopState is how a loop keeps its deadline.
+type loopState string
+
+const (
+	loopRuns    loopState = "running"
+	loopOverdue loopState = "overdue" // the deadline has passed
+	loopStuck   loopState = "stuck"   // it has passed three times over
+)
 
 // slack is what a loop gets on top, for a machine that is busy.
 const slack = 5 * time.Second
@@ -57,11 +64,14 @@ func (l *loops) status() []loopStatus {
 	now := time.Now()
 	out := make([]loopStatus, 0, len(l.last))
 	for name, b := range l.last {
-		silent := now.Sub(b.at)
-		out = append(out, loopStatus{
-			Name: name, Since: b.at, Deadline: b.at.Add(b.next),
-			Overdue: silent > b.next, Stuck: silent > 3*b.next,
-		})
+		state := loopRuns
+		switch silent := now.Sub(b.at); {
+		case silent > 3*b.next:
+			state = loopStuck
+		case silent > b.next:
+			state = loopOverdue
+		}
+		out = append(out, loopStatus{Name: name, State: state, Since: b.at, Deadline: b.at.Add(b.next)})
 	}
 	slices.SortFunc(out, func(a, b loopStatus) int { return strings.Compare(a.Name, b.Name) })
 	return out
@@ -69,5 +79,5 @@ func (l *loops) status() []loopStatus {
 
 // stuck is those whose deadline has passed three times over.
 func (l *loops) stuck() []loopStatus {
-	return slices.DeleteFunc(l.status(), func(s loopStatus) bool { return !s.Stuck })
+	return slices.DeleteFunc(l.status(), func(s loopStatus) bool { return s.State != loopStuck })
 }

@@ -80,7 +80,7 @@ they count.`,
 			return cmd.Help()
 		},
 	}
-	root.AddCommand(newRunCommand(e), newPingCommand(e), newReflectCommand(e), newSamplesCommand(e),
+	root.AddCommand(newRunCommand(e), newPingCommand(e), newReflectCommand(e), newSamplesCommand(e), newStatusCommand(e),
 		newLedgerCommand(e), newConfigCommand(e), newVersionCommand(e))
 	return root
 }

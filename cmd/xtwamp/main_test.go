@@ -80,7 +80,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 }
 
 func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{}, {"run"}, {"ping"}, {"reflect"}, {"samples"}, {"config", "check"}, {"version"}} {
+	for _, command := range [][]string{{}, {"run"}, {"ping"}, {"reflect"}, {"samples"}, {"status"}, {"config", "check"}, {"version"}} {
 		code, out, errs := invoke(t, append(command, "--help")...)
 		if code != 0 || errs != "" {
 			t.Errorf("%v --help: exit %d, stderr %q", command, code, errs)

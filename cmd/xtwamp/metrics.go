@@ -120,7 +120,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descReloadOK, truth(successful))
 	gauge(descReloadTime, float64(at.UnixNano())/1e9)
 	for _, l := range d.loops.status() {
-		gauge(descLoopOverdue, truth(l.Overdue), l.Name)
+		gauge(descLoopOverdue, truth(l.State != loopRuns), l.Name)
 	}
 	counter(descCollectErrors, c.errors.Load())
 }

@@ -103,6 +103,7 @@ type daemon struct {
 	histograms *histograms
 	read       func() (*config, error) // reads the configuration again; nil: there is none to read
 	reloads    reloads
+	started    time.Time
 
 	store     atomic.Pointer[store.Log]      // nil until it is open
 	recorder  atomic.Pointer[probe.Recorder] // nil until the store is open
@@ -155,6 +156,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		manager:    newManager(log),
 		addresses:  make(map[int]netip.Addr),
 		reloads:    reloads{success: time.Now()},
+		started:    time.Now(),
 		measuring:  newMilestone(),
 		reflected:  newMilestone(),
 	}

@@ -84,7 +84,7 @@ func TestHealthyUntilALoopMissesItsDeadlineThreeTimes(t *testing.T) {
 		}{{0, false, 200}, {deadline, false, 200}, {time.Second, true, 200}, {2*deadline - time.Second, true, 200}, {time.Second, true, 503}} {
 			<-time.After(tt.after)
 			code, body := status()
-			if overdue := d.loops.status()[0].Overdue; code != tt.code || overdue != tt.overdue {
+			if overdue := d.loops.status()[0].State != loopRuns; code != tt.code || overdue != tt.overdue {
 				t.Errorf("after another %s: %d %q, overdue %t; want %d, %t", tt.after, code, body, overdue, tt.code, tt.overdue)
 			}
 			if code == http.StatusServiceUnavailable && !strings.Contains(body, "engine: silent since ") {
