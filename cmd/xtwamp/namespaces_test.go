@@ -59,30 +59,6 @@ func ip(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// Started in each of three namespaces, it measures, answers and listens where its roles are.
-func TestStartedAnywhere(t *testing.T) {
-	near, far := twoHosts(t)
-	reflectingIn(t, far)
-	lab := netnstest.New(t)
-	management, third := lab.Namespace("management"), lab.Namespace("third")
-	for _, start := range []*netnstest.NS{near, management, third} {
-		t.Run(start.Name[strings.LastIndex(start.Name, "-")+1:], func(t *testing.T) {
-			dir, file := configWithRoles(t, "{probe: "+near.Name+", web: "+management.Name+"}")
-			d := startDaemon(t, start, dir, file)
-			awaitMeasuring(t, dir)
-			if !strings.Contains(near.Exec(t, "ss", "-Hlun"), ":862") {
-				t.Error("the reflector is not where the interfaces are")
-			}
-			if !listensIn(t, management) {
-				t.Error("the web listener is not in its namespace")
-			}
-			if code := d.end(syscall.SIGINT); code != 0 {
-				t.Errorf("ended with %d\n%s", code, d.errs)
-			}
-		})
-	}
-}
-
 // The web listener is in the namespace of its role and nowhere else, also after that was made anew.
 func TestWebInItsNamespace(t *testing.T) {
 	near, far := twoHosts(t)
