@@ -74,7 +74,15 @@ const (
 type sources struct {
 	mu sync.Mutex
 	targetLists
-	conflicts []string // of the targets that are left out
+	conflicts []string        // of the targets that are left out
+	measured  map[string]bool // by name; replaced as a whole
+}
+
+// names are those of the measured targets.
+func (s *sources) names() map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.measured
 }
 
 // targetLists are the targets of each source. Of two that cannot be measured side by side the first stays.
@@ -107,8 +115,12 @@ func (s *sources) leftOut() []string {
 	return s.conflicts
 }
 
-// told notes which targets are left out, and logs it if they are others than before.
-func (s *sources) told(conflicts []string, log *zap.Logger) {
+// settled notes what is measured and which targets are left out. That is logged if they are others than before.
+func (s *sources) settled(targets []target.Target, conflicts []string, log *zap.Logger) {
+	s.measured = make(map[string]bool, len(targets))
+	for _, t := range targets {
+		s.measured[t.Name] = true
+	}
 	if !slices.Equal(conflicts, s.conflicts) && len(conflicts) > 0 {
 		log.Error("targets are left out", zap.Strings("targets", conflicts))
 	}
@@ -131,12 +143,8 @@ func (d *daemon) measure(change func(*targetLists)) error {
 		return err
 	}
 	s.targetLists = lists
-	s.told(conflicts, d.log)
-	names := make(map[string]bool, len(targets))
-	for _, t := range targets {
-		names[t.Name] = true
-	}
-	d.histograms.keep(names)
+	s.settled(targets, conflicts, d.log)
+	d.histograms.keep(s.measured)
 	return nil
 }
 

@@ -116,7 +116,7 @@ var (
 
 func (c *collector) collectLedger(counter counterFunc, gauge gaugeFunc) {
 	if sink := c.daemon.ledger.Load(); sink != nil {
-		collectSink(sink.Status(), counter, gauge)
+		collectSink(sink.Status(), c.daemon.sources.names(), counter, gauge)
 	}
 	if c.daemon.pool == nil {
 		return
@@ -135,7 +135,8 @@ func (c *collector) collectLedger(counter counterFunc, gauge gaugeFunc) {
 	}
 }
 
-func collectSink(s doublezero.Status, counter counterFunc, gauge gaugeFunc) {
+// collectSink exports what the sink has for the measured paths.
+func collectSink(s doublezero.Status, measured map[string]bool, counter counterFunc, gauge gaugeFunc) {
 	for reason, n := range s.Zeros {
 		counter(descZeros, n, reason)
 	}
@@ -144,6 +145,9 @@ func collectSink(s doublezero.Status, counter counterFunc, gauge gaugeFunc) {
 		newest[a.Path] = a
 	}
 	for path, a := range newest {
+		if !measured[path] {
+			continue
+		}
 		gauge(descAccount, float64(a.Samples), path)
 		gauge(descOtherWriter, truth(a.Other), path)
 	}

@@ -171,7 +171,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		return nil, err
 	}
 	targets, conflicts := d.sources.merge()
-	d.sources.told(conflicts, log)
+	d.sources.settled(targets, conflicts, log)
 	d.ring = probe.NewRing(memoryFor(targets, time.Duration(cfg.Store.CommitInterval)))
 	beat := d.loops.beat("engine")
 	newEngine := probe.New
