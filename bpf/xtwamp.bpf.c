@@ -309,10 +309,14 @@ static __always_inline bool gather(struct __sk_buff *skb, enum verdict v)
 SEC("tc")
 int xtwamp_egress(struct __sk_buff *skb)
 {
-	enum verdict v = observe_egress(skb);
+	const struct packet p = tc_packet(skb);
+	enum verdict v = first_sight(&p);
 
-	if (gather(skb, v))
+	if (v == VERDICT_UNPARSED) {
 		v = observe_egress(skb);
+		if (gather(skb, v))
+			v = observe_egress(skb);
+	}
 	count(v);
 	return action(v);
 }
@@ -320,10 +324,14 @@ int xtwamp_egress(struct __sk_buff *skb)
 SEC("tc")
 int xtwamp_ingress(struct __sk_buff *skb)
 {
-	enum verdict v = observe_ingress(skb);
+	const struct packet p = tc_packet(skb);
+	enum verdict v = first_sight(&p);
 
-	if (gather(skb, v))
+	if (v == VERDICT_UNPARSED) {
 		v = observe_ingress(skb);
+		if (gather(skb, v))
+			v = observe_ingress(skb);
+	}
 	count(v);
 	return action(v);
 }

@@ -32,7 +32,7 @@ var programLimits = []struct {
 
 // programs runs the benchmarks of the BPF programs and holds them to their limits.
 func programs(ctx context.Context, w io.Writer) ([]check, error) {
-	heading(w, "programs: cost of a packet beyond that of an empty program, by BPF_PROG_TEST_RUN; medians")
+	heading(w, "programs: cost of a packet beyond that of an empty program, by BPF_PROG_TEST_RUN")
 	out, err := goBench(ctx, bpfPackage)
 	if err != nil {
 		return nil, err
