@@ -152,7 +152,7 @@ func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, r role) (
 			Anchor:    link.Head(),
 		})
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			return nil, notSupported("tcx needs Linux 6.6", err)
+			return nil, notSupported(OldKernel, "tcx needs Linux 6.6", err)
 		}
 		if err != nil {
 			return nil, explain(err, inspect(nil))
@@ -166,7 +166,7 @@ func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, r role) (
 		}
 		f, err := fa.AddFilter(dev.Index, egress, prog.FD(), name)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, notSupported("clsact needs CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", err)
+			return nil, notSupported(MissingConfig, "clsact needs CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", err)
 		}
 		if err != nil {
 			return nil, explain(fmt.Errorf("clsact: %w", err), inspect(nil))
@@ -177,9 +177,9 @@ func attachOne(dev Device, h Hook, fa FilterAdder, prog *ebpf.Program, r role) (
 		l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: dev.Index, Flags: link.XDPDriverMode})
 		switch {
 		case errors.Is(err, unix.EOPNOTSUPP):
-			return nil, notSupported("the driver of "+dev.Name+" has no XDP", err)
+			return nil, notSupported(OtherObstacle, "the driver of "+dev.Name+" has no XDP", err)
 		case errors.Is(err, ebpf.ErrNotSupported):
-			return nil, notSupported("xdp links need Linux 5.9", err)
+			return nil, notSupported(OldKernel, "xdp links need Linux 5.9", err)
 		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
 			// EEXIST: it is of the other kind, driver's or generic.
 			return nil, fmt.Errorf("somebody else's xdp program is there: %w", err)
