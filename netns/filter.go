@@ -235,6 +235,21 @@ func SweepFilters(ifindex int, dead func(name string) bool) (removed []string, e
 	return removed, err
 }
 
+// FilterNames names the BPF filters of both directions of an interface of the namespace of the calling thread. A missing
+// interface or qdisc has none.
+func FilterNames(ifindex int) (names []string, err error) {
+	for _, d := range []Direction{Ingress, Egress} {
+		entries, err := listFilters(ifindex, d.parent())
+		if err != nil {
+			return nil, fmt.Errorf("list %s filters of interface %d: %w", d, ifindex, err)
+		}
+		for _, e := range entries {
+			names = append(names, e.name)
+		}
+	}
+	return names, nil
+}
+
 // remove deletes the filter if the kernel still lists it as it is here. Two processes may sweep the same
 // interface, and interfaces go at any time, so what counts is that the filter is gone, not who did it.
 func (e entry) remove() error {

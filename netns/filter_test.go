@@ -20,7 +20,10 @@ import (
 )
 
 // unspec loads the program `return TC_ACT_UNSPEC` and returns its descriptor.
-func unspec(t *testing.T) int {
+func unspec(t *testing.T) int { return minusOne(t, unix.BPF_PROG_TYPE_SCHED_CLS) }
+
+// minusOne loads the program `return -1` of a kind and returns its descriptor.
+func minusOne(t *testing.T, kind uint32) int {
 	t.Helper()
 	code := []struct {
 		op, registers uint8
@@ -37,7 +40,7 @@ func unspec(t *testing.T) int {
 		logLevel, logSz uint32
 		log             uint64
 		version, flags  uint32
-	}{kind: unix.BPF_PROG_TYPE_SCHED_CLS, length: uint32(len(code)), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
+	}{kind: kind, length: uint32(len(code)), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
 	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	runtime.KeepAlive(code)
 	runtime.KeepAlive(license)
@@ -216,6 +219,16 @@ func TestSweepRemovesOnlyWhatIsCalledDead(t *testing.T) {
 		w.ns.Exec(t, "tc", "filter", "add", "dev", "wire0", "egress", "chain", chain, "protocol", "all", "prio", "1", "bpf", "da", "bytecode", "1,6 0 0 4294967295")
 	}
 	nameless := slices.DeleteFunc(w.filters(netns.Egress), func(s string) bool { return !strings.HasPrefix(s, "1 ") })
+
+	var listed []string
+	w.do(func() (err error) {
+		listed, err = netns.FilterNames(w.index)
+		return err
+	})
+	slices.Sort(listed)
+	if diff := cmp.Diff([]string{"", "alive", "dead-1", "dead-1", "dead-2", "foreign"}, listed); diff != "" {
+		t.Errorf("listed (-want +got):\n%s", diff)
+	}
 
 	var asked, removed []string
 	w.do(func() (err error) {

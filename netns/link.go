@@ -34,6 +34,7 @@ type Link struct {
 	Kind    string // of a virtual interface: "veth", "vlan", "bond"; empty for hardware and loopback
 	Lower   int    // of a VLAN: the index of the interface that it is on; 0 without one, or in another namespace
 	MAC     [6]byte
+	XDP     bool // a program is attached there, of whatever mode
 }
 
 // LinkByName finds an interface by its name or one of its alternative names, in the namespace of the calling thread. The
@@ -132,6 +133,16 @@ func parseLink(b []byte) (Link, error) {
 			link.Name = unix.ByteSliceToString(a.Value)
 		case unix.IFLA_MTU:
 			link.MTU = int(binary.NativeEndian.Uint32(a.Value))
+		case unix.IFLA_XDP:
+			nested, err := nl.ParseRouteAttr(a.Value)
+			if err != nil {
+				return Link{}, fmt.Errorf("parse xdp state: %w", err)
+			}
+			for _, x := range nested {
+				if x.Attr.Type == nl.IFLA_XDP_ATTACHED && len(x.Value) > 0 {
+					link.XDP = x.Value[0] != 0 // XDP_ATTACHED_NONE
+				}
+			}
 		case unix.IFLA_LINKINFO:
 			infos, err := nl.ParseRouteAttr(a.Value)
 			if err != nil {

@@ -10,6 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/netns/netnstest"
@@ -62,6 +65,29 @@ func TestLinksOfANamespace(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestLinkTellsOfAnXDPProgram(t *testing.T) {
+	w := newWire(t)
+	fd := minusOne(t, unix.BPF_PROG_TYPE_XDP)
+	for _, mode := range []int{nl.XDP_FLAGS_SKB_MODE, nl.XDP_FLAGS_DRV_MODE} {
+		for _, there := range []bool{true, false} {
+			program := fd
+			if !there {
+				program = -1
+			}
+			w.do(func() error {
+				return netlink.LinkSetXdpFdWithFlags(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: w.index}}, program, mode)
+			})
+			w.do(func() error {
+				link, err := netns.LinkByIndex(w.index)
+				if link.XDP != there {
+					t.Errorf("mode %#x: XDP is %t, want %t", mode, link.XDP, there)
+				}
+				return err
+			})
+		}
 	}
 }
 

@@ -22,6 +22,8 @@ var ErrNoRoute = errors.New("no route")
 type Route struct {
 	Link   int        // index of the egress interface
 	Source netip.Addr // that the packet would carry; invalid if the kernel names none
+	// Gateway is the router that the packet is handed to, be it of the other family; invalid if dst is on the link.
+	Gateway netip.Addr
 }
 
 // RouteTo asks the kernel which way a packet to dst would take from the namespace of the calling thread. An invalid src
@@ -130,6 +132,12 @@ func parseRoute(b []byte) (Route, error) {
 			route.Link = int(binary.NativeEndian.Uint32(a.Value))
 		case unix.RTA_PREFSRC:
 			route.Source, _ = netip.AddrFromSlice(a.Value)
+		case unix.RTA_GATEWAY:
+			route.Gateway, _ = netip.AddrFromSlice(a.Value)
+		case unix.RTA_VIA: // struct rtvia: a family of two bytes before the address
+			if len(a.Value) > 2 {
+				route.Gateway, _ = netip.AddrFromSlice(a.Value[2:])
+			}
 		}
 	}
 	return route, nil

@@ -23,6 +23,7 @@ func TestRouteTo(t *testing.T) {
 	for _, route := range [][]string{
 		{"198.51.100.0/24", "via", "192.0.2.1"},
 		{"unreachable", "203.0.113.0/26"}, {"prohibit", "203.0.113.64/26"}, {"blackhole", "203.0.113.128/26"}, {"throw", "203.0.113.192/26"},
+		{"203.0.114.0/24", "via", "inet6", "2001:db8::9", "dev", "wire0"},
 		{"2001:db8:2::/64", "via", "2001:db8::9"},
 		{"2001:db8:3::/64", "via", "2001:db8:1::9", "src", "2001:db8::2"},
 		{"unreachable", "2001:db8:f0::/48"}, {"prohibit", "2001:db8:f1::/48"}, {"blackhole", "2001:db8:f2::/48"},
@@ -52,11 +53,13 @@ func TestRouteTo(t *testing.T) {
 	for _, tc := range []struct {
 		name, dst, src, oif string
 		link, source        string
+		gateway             string
 		want, errno         error
 	}{
 		{name: "on link", dst: "192.0.2.1", link: "wire0", source: "192.0.2.0"},
-		{name: "through a gateway", dst: "198.51.100.7", link: "wire0", source: "192.0.2.0"},
-		{name: "source chosen", dst: "198.51.100.7", src: "192.0.2.10", link: "wire0", source: "192.0.2.10"},
+		{name: "through a gateway", dst: "198.51.100.7", link: "wire0", source: "192.0.2.0", gateway: "192.0.2.1"},
+		{name: "source chosen", dst: "198.51.100.7", src: "192.0.2.10", link: "wire0", source: "192.0.2.10", gateway: "192.0.2.1"},
+		{name: "through a gateway of the other family", dst: "203.0.114.1", link: "wire0", source: "192.0.2.0", gateway: "2001:db8::9"},
 		{name: "interface chosen", dst: "198.51.100.7", oif: "wire1", link: "wire1", source: "192.0.2.2"},
 		{name: "mapped address", dst: "::ffff:192.0.2.1", link: "wire0", source: "192.0.2.0"},
 		{name: "loopback", dst: "127.0.0.1", link: "lo", source: "127.0.0.1"},
@@ -72,9 +75,9 @@ func TestRouteTo(t *testing.T) {
 		{name: "no destination", want: unix.EAFNOSUPPORT},
 
 		{name: "ipv6 on link", dst: "2001:db8:1::9", link: "wire1", source: "2001:db8:1::1"},
-		{name: "ipv6 through a gateway", dst: "2001:db8:2::7", link: "wire0", source: "2001:db8::2"},
-		{name: "ipv6 route with its own source", dst: "2001:db8:3::7", link: "wire1", source: "2001:db8::2"},
-		{name: "ipv6 source chosen", dst: "2001:db8:2::7", src: "2001:db8::1", link: "wire0", source: "2001:db8::1"},
+		{name: "ipv6 through a gateway", dst: "2001:db8:2::7", link: "wire0", source: "2001:db8::2", gateway: "2001:db8::9"},
+		{name: "ipv6 route with its own source", dst: "2001:db8:3::7", link: "wire1", source: "2001:db8::2", gateway: "2001:db8:1::9"},
+		{name: "ipv6 source chosen", dst: "2001:db8:2::7", src: "2001:db8::1", link: "wire0", source: "2001:db8::1", gateway: "2001:db8::9"},
 		{name: "ipv6 interface chosen", dst: "fe80::1", oif: "wire1", link: "wire1"},
 		{name: "ipv6 loopback", dst: "::1", link: "lo", source: "::1"},
 		{name: "ipv6 no route", dst: "2001:db8:aaaa::1", want: netns.ErrNoRoute, errno: unix.ENETUNREACH},
@@ -98,7 +101,7 @@ func TestRouteTo(t *testing.T) {
 				}
 				return
 			}
-			want := netns.Route{Link: index[tc.link], Source: addr(t, tc.source)}
+			want := netns.Route{Link: index[tc.link], Source: addr(t, tc.source), Gateway: addr(t, tc.gateway)}
 			if tc.dst == "fe80::1" {
 				want.Source = got.Source // made from a random MAC
 				if !got.Source.IsLinkLocalUnicast() {
