@@ -104,6 +104,9 @@ type ClockState struct {
 	Error time.Duration
 }
 
+// ReadClock is what the kernel knows about the wall clock now.
+func ReadClock() ClockState { return systemClock{}.state() }
+
 func (c systemClock) state() ClockState {
 	s := ClockState{Offset: c.offset().ns}
 	var tx unix.Timex

@@ -316,6 +316,34 @@ func (l *ladder) attachments() []Attachment {
 	return out
 }
 
+// TryLadder attaches the kernel half to interfaces of a namespace, as high up as
+// each allows, and detaches it again: the steps are those that a path would get
+// now. XDP is not tried, since that can reset a port. Without a result, the error
+// says why the kernel half cannot be loaded.
+func TryLadder(ns *netns.Namespace, links []netns.Link) (_ []Attachment, err error) {
+	l := newLadder(newEngine(Config{}, newSystemClock()), ns)
+	if l.load() == nil {
+		return nil, l.loadErr
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	out := make([]Attachment, len(links))
+	err = ns.Do(func() error {
+		for i, link := range links {
+			out[i] = Attachment{Interface: link.Name, Step: StepSocket}
+			dev, err := l.attach(link, target.AttachAuto)
+			if err == nil {
+				out[i].Step = dev.step
+			}
+			out[i].Refused = l.refused[link.Index]
+			if err != nil && len(out[i].Refused) == 0 { // of a kind that nothing is attached to
+				out[i].Refused = []Refusal{{StepTCX, err}}
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
 func (l *ladder) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

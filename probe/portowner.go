@@ -13,14 +13,14 @@ import (
 )
 
 // portOwner names a process that has a UDP socket on port in the current
-// thread's namespace: "twampd (pid 42)", or "" if none can be seen.
-func portOwner(port uint16) string {
+// thread's namespace: "twampd (pid 42)" and 42, or "" and 0 if none can be seen.
+func portOwner(port uint16) (owner string, pid int) {
 	var inodes []string
 	for _, table := range []string{"udp", "udp6"} {
 		inodes = append(inodes, socketInodes("/proc/thread-self/net/"+table, port)...)
 	}
 	if len(inodes) == 0 {
-		return ""
+		return "", 0
 	}
 	files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, file := range files {
@@ -29,12 +29,12 @@ func portOwner(port uint16) string {
 			continue
 		}
 		if slices.Contains(inodes, strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")) {
-			pid := strings.Split(file, "/")[2]
-			name, _ := os.ReadFile("/proc/" + pid + "/comm")
-			return fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), pid)
+			pid, _ := strconv.Atoi(strings.Split(file, "/")[2]) // digits, as it was looked for
+			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			return fmt.Sprintf("%s (pid %d)", strings.TrimSpace(string(name)), pid), pid
 		}
 	}
-	return ""
+	return "", 0
 }
 
 // socketInodes lists the sockets bound to port in a table like

@@ -143,7 +143,9 @@ func (cfg ReflectorConfig) listen(network string, l netip.AddrPort) (conn *net.U
 		c, err := lc.ListenPacket(context.Background(), network, address)
 		if err != nil {
 			if errors.Is(err, unix.EADDRINUSE) {
-				return &PortTakenError{Address: address, Owner: portOwner(l.Port()), Err: err}
+				taken := &PortTakenError{Address: address, Err: err}
+				taken.Owner, taken.PID = portOwner(l.Port())
+				return taken
 			}
 			return fmt.Errorf("listen on %s: %w", address, err)
 		}
@@ -153,12 +155,23 @@ func (cfg ReflectorConfig) listen(network string, l netip.AddrPort) (conn *net.U
 	return conn, err
 }
 
+// TryListen binds the sockets of a reflector at cfg.Listen and closes them again.
+// The error is that of NewReflector.
+func (cfg ReflectorConfig) TryListen() error {
+	conns, err := cfg.bind()
+	for _, c := range conns {
+		c.Close()
+	}
+	return err
+}
+
 // PortTakenError says that somebody else has the reflector's port.
 type PortTakenError struct {
 	Address string
 	// Owner is the process that has it, as far as this one may see: "name
 	// (pid 42)"; "" if not known.
 	Owner string
+	PID   int // of Owner; 0 if not known
 	Err   error
 }
 
