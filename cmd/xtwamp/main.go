@@ -81,7 +81,7 @@ they count.`,
 		},
 	}
 	root.AddCommand(newRunCommand(e), newPingCommand(e), newReflectCommand(e), newSamplesCommand(e), newStatusCommand(e),
-		newLedgerCommand(e), newConfigCommand(e), newVersionCommand(e))
+		newDoctorCommand(e), newLedgerCommand(e), newConfigCommand(e), newVersionCommand(e))
 	return root
 }
 

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -25,6 +26,10 @@ import (
 const asProgram = "XTWAMP_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
+	if os.Getenv(withoutBPF) != "" {
+		fmt.Fprintln(os.Stderr, execWithoutBPF())
+		os.Exit(1)
+	}
 	if os.Getenv(asProgram) == "1" {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		context.AfterFunc(ctx, stop)
@@ -80,7 +85,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 }
 
 func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{}, {"run"}, {"ping"}, {"reflect"}, {"samples"}, {"status"}, {"config", "check"}, {"version"}} {
+	for _, command := range [][]string{{}, {"run"}, {"ping"}, {"reflect"}, {"samples"}, {"status"}, {"doctor"}, {"config", "check"}, {"version"}} {
 		code, out, errs := invoke(t, append(command, "--help")...)
 		if code != 0 || errs != "" {
 			t.Errorf("%v --help: exit %d, stderr %q", command, code, errs)

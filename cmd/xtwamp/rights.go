@@ -52,24 +52,31 @@ func dropRights(log *zap.Logger, keepSysAdmin bool) error {
 	// raise it is told when a map does not fit.
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 
-	held := cap.GetProc()
+	kept, missing := splitRights(cap.GetProc(), keepSysAdmin)
+	for _, r := range missing {
+		log.Warn("a capability is missing", zap.Stringer("capability", r.capability), zap.String("without", r.without))
+	}
+	return limitTo(kept)
+}
+
+// splitRights tells the rights that a process holds from those that it lacks.
+func splitRights(process *cap.Set, namespaces bool) (held []cap.Value, missing []right) {
 	holds := func(c cap.Value) bool {
-		has, err := held.GetFlag(cap.Permitted, c)
+		has, err := process.GetFlag(cap.Permitted, c)
 		return err == nil && has
 	}
 	// A container runtime that does not know CAP_BPF gives CAP_SYS_ADMIN in its stead.
 	instead := cap.MaxBits() > cap.BPF && holds(cap.SYS_ADMIN) && !holds(cap.BPF)
-	var kept []cap.Value
-	for _, r := range rights(keepSysAdmin || instead) {
+	for _, r := range rights(namespaces || instead) {
 		switch {
 		case holds(r.capability):
-			kept = append(kept, r.capability)
+			held = append(held, r.capability)
 		case instead && (r.capability == cap.BPF || r.capability == cap.PERFMON):
 		default:
-			log.Warn("a capability is missing", zap.Stringer("capability", r.capability), zap.String("without", r.without))
+			missing = append(missing, r)
 		}
 	}
-	return limitTo(kept)
+	return held, missing
 }
 
 // limitTo leaves all threads the kept capabilities, as permitted and effective,
