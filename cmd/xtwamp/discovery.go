@@ -178,13 +178,18 @@ func (d *daemon) watchAddresses(ctx context.Context) error {
 
 // localAddresses lists the addresses of interfaces.
 func (d *daemon) localAddresses() (found []doublezero.LocalAddress, err error) {
-	ns := d.seams.namespace
-	if ns == nil {
-		if ns, err = d.interfaces.Open(); err != nil {
-			return nil, err
-		}
-		defer func() { _ = ns.Close() }() // nothing was written to it
+	if ns := d.seams.namespace; ns != nil {
+		return addressesIn(ns)
 	}
+	ns, err := d.interfaces.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ns.Close() }() // nothing was written to it
+	return addressesIn(ns)
+}
+
+func addressesIn(ns *netns.Namespace) (found []doublezero.LocalAddress, err error) {
 	err = ns.Do(func() error {
 		links, err := netns.Links()
 		if err != nil {
@@ -210,25 +215,33 @@ func (d *daemon) localAddresses() (found []doublezero.LocalAddress, err error) {
 
 // newDiscovery makes the discovery of links.
 func (d *daemon) newDiscovery() (*doublezero.Discovery, error) {
-	c := d.cfg.DoubleZero
-	program, err := c.serviceability()
+	c, err := d.cfg.links()
 	if err != nil {
 		return nil, err
 	}
-	device, err := doublezero.ParsePubkey(c.Device)
-	if err != nil {
-		return nil, err
-	}
-	addresses := d.localAddresses
+	c.Endpoints, c.Addresses = d.pool, d.localAddresses
 	if d.seams.addresses != nil {
-		addresses = d.seams.addresses
+		c.Addresses = d.seams.addresses
 	}
-	return doublezero.NewDiscovery(doublezero.DiscoveryConfig{
-		Endpoints: d.pool, Program: program, Device: device, Addresses: addresses, Target: d.cfg.linkTarget(),
-		Refresh: time.Duration(d.cfg.Discovery.DoubleZero.Refresh), State: d.cfg.stateFile("links.json"),
-		Beat: d.loops.beat("discovery"), Logger: d.log,
-	})
+	c.State, c.Beat, c.Logger = d.cfg.linksFile(), d.loops.beat("discovery"), d.log
+	return doublezero.NewDiscovery(c)
 }
+
+// links is what the configuration says of the discovery of links.
+func (c *config) links() (doublezero.DiscoveryConfig, error) {
+	program, err := c.DoubleZero.serviceability()
+	if err != nil {
+		return doublezero.DiscoveryConfig{}, err
+	}
+	device, err := doublezero.ParsePubkey(c.DoubleZero.Device)
+	return doublezero.DiscoveryConfig{
+		Program: program, Device: device, Target: c.linkTarget(), Refresh: time.Duration(c.Discovery.DoubleZero.Refresh),
+	}, err
+}
+
+// Where the links that the ledger told last, and its endpoints, are remembered.
+func (c *config) linksFile() string     { return c.stateFile("links.json") }
+func (c *config) endpointsFile() string { return c.stateFile("endpoints.json") }
 
 // stateFile is where a memory is kept that the next start can do without.
 func (c *config) stateFile(name string) string {

@@ -20,6 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/submit/doublezero"
+	"github.com/xtwamp/xtwamp/submit/endpoint"
 )
 
 func newDoctorCommand(e env) *cobra.Command {
@@ -140,9 +143,15 @@ type doctor struct {
 	cfgErr  error // cfg is the default then
 	daemon  int   // pid of the running daemon; 0: none is seen
 	network network
+	pool    *endpoint.Pool // to the ledger; nil without rpc_urls
+	poolErr error
 	place   netns.Place      // of the interfaces
 	ns      *netns.Namespace // at place; nil if it is the default one, or nsErr
 	nsErr   error            // why it cannot be entered
+
+	addresses func() ([]doublezero.LocalAddress, error)
+	targets   []target.Target
+	sources   findings // what there is to say of where targets come from
 }
 
 // examine makes all findings, in the order of areas.
@@ -166,6 +175,9 @@ func examine(ctx context.Context, e env, o doctorOptions) ([]finding, error) {
 	if d.nsErr == nil {
 		d.nsErr = d.ns.Do(func() error { return nil })
 	}
+	d.addresses = func() ([]doublezero.LocalAddress, error) { return addressesIn(d.ns) }
+	defer d.reachLedger(ctx)()
+	d.findTargets(ctx)
 
 	areas := []struct {
 		name    string
@@ -224,21 +236,17 @@ func daemonAt(socket string) int {
 }
 
 func (d *doctor) examineConfig(_ context.Context, s *findings) {
-	switch faults := configFaults(d.cfgErr); {
+	switch {
 	case d.cfgErr == nil:
 		s.ok(d.file, "good: %d targets", len(d.cfg.Targets))
 	case errors.Is(d.cfgErr, fs.ErrNotExist):
 		s.warn(d.file, "write one (README, Using it), or name another with --config; ping and reflect need none", "missing: the defaults are examined")
-	case len(faults) == 0:
-		s.fail(d.file, "make it readable for the user that runs xtwamp", "%v", d.cfgErr)
-	default:
-		for _, f := range faults {
-			subject := f.file
-			if f.line > 0 {
-				subject = fmt.Sprintf("%s:%d", f.file, f.line)
-			}
-			s.fail(subject, "correct it; until then the defaults are examined here", "%s", strings.TrimPrefix(f.key+": "+f.what, ": "))
+	case errors.As(d.cfgErr, new(*configError)):
+		for _, f := range faults(d.file, d.cfgErr) {
+			s.fail(f.Subject, "correct it; until then the defaults are examined here", "%s", f.What)
 		}
+	default:
+		s.fail(d.file, "make it readable for the user that runs xtwamp", "%v", d.cfgErr)
 	}
 	if d.daemon != 0 {
 		s.ok("daemon", "running (pid %d)", d.daemon)
@@ -247,19 +255,26 @@ func (d *doctor) examineConfig(_ context.Context, s *findings) {
 	}
 }
 
-// configFaults are the faults of a configuration file.
-func configFaults(err error) (faults []*configError) {
+// faults takes an error about files apart: each fault with where it is, or else
+// with subject.
+func faults(subject string, err error) (found []finding) {
 	var joined interface{ Unwrap() []error }
 	var one *configError
 	switch {
 	case errors.As(err, &joined):
 		for _, e := range joined.Unwrap() {
-			faults = append(faults, configFaults(e)...)
+			found = append(found, faults(subject, e)...)
 		}
 	case errors.As(err, &one):
-		faults = append(faults, one)
+		subject = one.file
+		if one.line > 0 {
+			subject = fmt.Sprintf("%s:%d", one.file, one.line)
+		}
+		found = append(found, finding{Subject: subject, What: strings.TrimPrefix(one.key+": "+one.what, ": ")})
+	case err != nil:
+		found = append(found, finding{Subject: subject, What: err.Error()})
 	}
-	return faults
+	return found
 }
 
 // printFindings prints findings for people, one a line, and a summary.

@@ -23,6 +23,7 @@ import (
 	"github.com/xtwamp/xtwamp/probe"
 	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/submit/doublezero"
 )
 
 func (d *doctor) examineKernel(_ context.Context, s *findings) {
@@ -262,8 +263,7 @@ func (d *doctor) examineInterfaces(_ context.Context, s *findings) {
 }
 
 func (d *doctor) asksForXDP() bool {
-	targets, err := d.cfg.targets(d.cfg.Targets)
-	return err == nil && slices.ContainsFunc(targets, func(t target.Target) bool { return t.Attach == target.AttachXDP }) ||
+	return slices.ContainsFunc(d.targets, func(t target.Target) bool { return t.Attach == target.AttachXDP }) ||
 		d.cfg.Reflector.Enabled && d.cfg.Reflector.Mode == "xdp"
 }
 
@@ -274,11 +274,7 @@ func (d *doctor) links(s *findings) (used []netns.Link, err error) {
 	if err != nil {
 		return nil, err
 	}
-	targets, err := d.cfg.targets(d.cfg.Targets)
-	if err != nil {
-		return nil, err
-	}
-	if len(targets) == 0 {
+	if len(d.targets) == 0 {
 		return slices.DeleteFunc(all, func(l netns.Link) bool { return !l.Up || l.Name == "lo" }), nil
 	}
 	routes, err := netns.OpenRoutes()
@@ -287,8 +283,8 @@ func (d *doctor) links(s *findings) (used []netns.Link, err error) {
 	}
 	defer routes.Close()
 	by := make(map[int]bool)
-	missing := make(map[string]bool)
-	for _, t := range targets {
+	missing := map[string]bool{doublezero.NoInterface: true} // that one is told of already
+	for _, t := range d.targets {
 		i := slices.IndexFunc(all, func(l netns.Link) bool { return l.Name == t.Interface })
 		switch {
 		case i >= 0:
@@ -382,7 +378,7 @@ func (d *doctor) examineReflector(_ context.Context, s *findings) {
 			d.examinePort(s, l)
 		}
 	}
-	switch targets := len(d.cfg.Targets); {
+	switch targets := len(d.targets); {
 	case len(c.Allow) > 0:
 		s.ok("allow", "%d targets and %s get answers", targets, strings.Join(c.Allow, ", "))
 	case targets > 0:

@@ -33,18 +33,17 @@ func (d *doctor) examineLedger(ctx context.Context, s *findings) {
 	if len(c.RPCURLs) == 0 {
 		return
 	}
-	pool, err := newPool(c, d.network, remembered{endpointState(d.cfg.stateFile("endpoints.json"))}, nil, zap.NewNop())
-	if err != nil {
-		s.fail("endpoints", "correct doublezero.rpc_urls", "%v", err)
+	if d.poolErr != nil {
+		s.fail("endpoints", "correct doublezero.rpc_urls", "%v", d.poolErr)
 		return
 	}
-	endpoints := checkedEndpoints(ctx, pool, len(c.RPCURLs))
+	endpoints := checkedEndpoints(ctx, d.pool, len(c.RPCURLs))
 	for _, e := range endpoints {
 		switch {
 		case e.Good:
 			s.ok(e.Name, "answers in %s, at slot %d", e.Latency.Round(time.Millisecond/10), e.Slot)
 		case e.Faults[endpoint.FaultWrongCluster] > 0:
-			s.warn(e.Name, "correct doublezero.rpc_urls; if the network was begun anew, delete "+d.cfg.stateFile("endpoints.json")+
+			s.warn(e.Name, "correct doublezero.rpc_urls; if the network was begun anew, delete "+d.cfg.endpointsFile()+
 				", where the old one is remembered, and restart xtwamp", "%s", e.Reason)
 		case e.Since.IsZero():
 			s.warn(e.Name, "see whether this host, in namespaces.ledger, has a way there", "no answer within %s", ledgerWait)
@@ -79,19 +78,32 @@ func (d *doctor) examineName(ctx context.Context, s *findings, u rpcURL, known [
 	}
 }
 
-// checkedEndpoints runs a pool until each of its addresses has been checked.
-func checkedEndpoints(ctx context.Context, pool *endpoint.Pool, urls int) []endpoint.Status {
-	const look = 20 * time.Millisecond
-	ctx, cancel := context.WithTimeout(ctx, ledgerWait)
+// reachLedger runs the pool of endpoints, if there are any, until stop is called.
+func (d *doctor) reachLedger(ctx context.Context) (stop func()) {
+	if len(d.cfg.DoubleZero.RPCURLs) == 0 {
+		return func() {}
+	}
+	state := remembered{endpointState(d.cfg.endpointsFile())}
+	if d.pool, d.poolErr = newPool(d.cfg.DoubleZero, d.network, state, nil, zap.NewNop()); d.poolErr != nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = pool.Run(ctx) // ends with ctx and has no error
+		_ = d.pool.Run(ctx) // ends with ctx and has no error
 	}()
-	defer func() {
+	return func() {
 		cancel()
 		<-ended
-	}()
+	}
+}
+
+// checkedEndpoints waits until each address of a pool has been checked.
+func checkedEndpoints(ctx context.Context, pool *endpoint.Pool, urls int) []endpoint.Status {
+	const look = 20 * time.Millisecond
+	ctx, cancel := context.WithTimeout(ctx, ledgerWait)
+	defer cancel()
 	again := time.NewTicker(look)
 	defer again.Stop()
 	for {

@@ -33,8 +33,9 @@ const (
 // examineTargets probes the targets and finds out why those are silent that do
 // not answer.
 func (d *doctor) examineTargets(ctx context.Context, s *findings) {
-	targets, err := d.cfg.targets(d.cfg.Targets)
-	if err != nil || d.nsErr != nil || len(targets) == 0 {
+	s.all = append(s.all, d.sources.all...)
+	targets := d.targets
+	if d.nsErr != nil || len(targets) == 0 {
 		return
 	}
 	if more := len(targets) - targetsAtMost; more > 0 {

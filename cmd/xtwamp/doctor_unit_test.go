@@ -22,6 +22,7 @@ import (
 	"github.com/xtwamp/xtwamp/probe"
 	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/probe/target"
+	"github.com/xtwamp/xtwamp/submit/doublezero"
 	"github.com/xtwamp/xtwamp/submit/doublezero/ledgertest"
 )
 
@@ -249,7 +250,9 @@ func TestDoctorOnLedgers(t *testing.T) {
 				}
 				var s findings
 				began := time.Now()
-				(&doctor{cfg: cfg, network: l.network()}).examineLedger(t.Context(), &s)
+				d := &doctor{cfg: cfg, network: l.network()}
+				defer d.reachLedger(t.Context())()
+				d.examineLedger(t.Context(), &s)
 				if took := time.Since(began); took > 10*time.Second {
 					t.Errorf("it took %s", took)
 				}
@@ -261,5 +264,85 @@ func TestDoctorOnLedgers(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The links that are looked at are those that the daemon would measure.
+func TestDoctorFindsLinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		<-time.After(time.Until(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)))
+		l := newLedgerLab(t, 3, ledgertest.Options{})
+		defer l.Close()
+		l.discovering()
+		l.putLink(2, uint8(doublezero.LinkRequested))
+		h := new(host)
+		h.has("eth1", "172.16.0.0/31")
+		look := func() *doctor {
+			t.Helper()
+			cfg, err := loadConfig(l.config, "host")
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := &doctor{cfg: cfg, network: l.network(), addresses: h.list}
+			defer d.reachLedger(t.Context())()
+			d.findTargets(t.Context())
+			return d
+		}
+		told := []string{"warning near:far1: not sent: no interface has", "ok near:far2: not measured: status is requested"}
+		d := look()
+		checkGist(t, d.sources, append([]string{"ok links: the ledger tells 3"}, told...)...)
+		var names []string
+		for _, target := range d.targets {
+			names = append(names, target.Name+" by "+target.Interface)
+		}
+		if diff := cmp.Diff([]string{"near:far0 by eth1", "near:far1 by (no /31)"}, names); diff != "" {
+			t.Errorf("targets (-want +got):\n%s", diff)
+		}
+		if _, err := os.Stat(d.cfg.linksFile()); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("it wrote to the daemon's list: %v", err)
+		}
+
+		for _, a := range l.addresses {
+			l.Inject(ledgertest.Fault{Kind: ledgertest.Blackhole, Address: a})
+		}
+		checkGist(t, look().sources, "warning links: the ledger does not tell them, and none are remembered")
+		l.Heal()
+		_, _, stop := l.runOn(h, answered)
+		wait(time.Minute)
+		stop()
+		before, err := os.ReadFile(d.cfg.linksFile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range l.addresses {
+			l.Inject(ledgertest.Fault{Kind: ledgertest.Blackhole, Address: a})
+		}
+		checkGist(t, look().sources, append([]string{"warning links: the ledger does not tell them: 3 are remembered"}, told...)...)
+		if after, err := os.ReadFile(d.cfg.linksFile()); err != nil || string(after) != string(before) {
+			t.Errorf("the daemon's list has changed, %v:\n%s", err, after)
+		}
+	})
+}
+
+func TestDoctorReadsFilesOfTargets(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"a.yml": "- {name: one, address: 192.0.2.1}\n- {name: two, address: 192.0.2.2}\n",
+		"b.yml": "- {name: one, address: 192.0.2.3}\n",
+		"c.yml": "\n- {name: three, addresses: 192.0.2.4}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := defaultConfig("host")
+	c.Discovery.Files = []string{filepath.Join(dir, "*.yml")}
+	d := &doctor{cfg: &c}
+	d.findTargets(t.Context())
+	at := func(name string) string { return filepath.Join(dir, name) }
+	checkGist(t, d.sources, "ok "+at("a.yml")+": good: 2 targets", "ok "+at("b.yml")+": good: 1 targets",
+		"warning "+at("c.yml")+":2: [0]: unknown key", "warning left out: one of "+at("b.yml"))
+	if len(d.targets) != 2 {
+		t.Errorf("%d targets, want 2", len(d.targets))
 	}
 }

@@ -213,7 +213,7 @@ func (d *daemon) newSources(static []target.Target) (err error) {
 		d.sources.files = d.files.Read(true)
 	}
 	if d.cfg.usesLedger() {
-		state := endpointState(d.cfg.stateFile("endpoints.json"))
+		state := endpointState(d.cfg.endpointsFile())
 		if d.pool, err = newPool(d.cfg.DoubleZero, d.seams.network, state, d.loops.beat("endpoints"), d.log.Named("submit")); err != nil {
 			return err
 		}

@@ -48,9 +48,9 @@ func newFact(key Pubkey, l LinkAccount, device Pubkey) linkFact {
 	return f
 }
 
-// noInterface stands where a target's interface would, if no address of the host belongs to its link. No kernel lets an interface have
+// NoInterface stands where a target's interface would, if no address of the host belongs to its link. No kernel lets an interface have
 // such a name, so whatever routes the host has, nothing is sent, and each probe counts as not sent for want of an interface.
-const noInterface = "(no /31)"
+const NoInterface = "(no /31)"
 
 // target makes a target of a link. It returns none, and why, if it is not to be measured; and one that nothing is sent for, and why, if
 // the host has no address for it: what is not measured there is to be counted, and begins when the interface comes.
@@ -73,7 +73,7 @@ func (d *Discovery) target(l linkFact, addresses []LocalAddress) (*target.Target
 	}
 	t.Labels[LabelLink], t.Labels[LabelTarget] = l.Link.String(), l.Target.String()
 	t.Source = l.expected()
-	t.Interface = noInterface
+	t.Interface = NoInterface
 	why := fmt.Errorf("no interface has a /31 address in %s", l.Net)
 	if a, ok := l.local(addresses); ok {
 		t.Interface, t.Source, why = a.Interface, a.Prefix.Addr(), nil
