@@ -4,7 +4,6 @@ package main
 
 import (
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +28,7 @@ type histograms struct {
 	guard      func(func() error) error // counts panics
 	mu         sync.RWMutex
 	paths      map[int]*pathHistograms // by number
+	names      map[string]bool         // of paths that have series
 }
 
 // pathHistograms are those of one path, and the samples still to be put into
@@ -54,7 +54,7 @@ func newHistograms(perPathRTT bool, guard func(func() error) error) *histograms 
 			NativeHistogramMinResetDuration: time.Hour,
 		}, []string{"path"})
 	}
-	h := &histograms{guard: guard, paths: make(map[int]*pathHistograms)}
+	h := &histograms{guard: guard, paths: make(map[int]*pathHistograms), names: make(map[string]bool)}
 	h.dwell = vec("reflector_dwell_seconds", "How long the far side held probes, T3 - T2.", nil)
 	if perPathRTT {
 		h.rtt = vec("round_trip_time_seconds", "Round-trip time, T4 - T1 (RFC 2681), the far side's dwell included.", rttBuckets)
@@ -71,22 +71,23 @@ func (h *histograms) began(path int, t target.Target) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.paths[path] = p
+	h.paths[path], h.names[t.Name] = p, true
 }
 
-// keep removes the histograms of paths that are not measured any more. What
-// these still have in flight is not observed.
+// keep removes the histograms of paths that are not measured any more, whether
+// they have ended or not: what these still have in flight is not observed.
 func (h *histograms) keep(names map[string]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for number, p := range h.paths {
-		if names[p.name] {
+	maps.DeleteFunc(h.paths, func(_ int, p *pathHistograms) bool { return !names[p.name] })
+	for name := range h.names {
+		if names[name] {
 			continue
 		}
-		delete(h.paths, number)
-		h.dwell.DeleteLabelValues(p.name)
+		delete(h.names, name)
+		h.dwell.DeleteLabelValues(name)
 		if h.rtt != nil {
-			h.rtt.DeleteLabelValues(p.name)
+			h.rtt.DeleteLabelValues(name)
 		}
 	}
 }
@@ -103,9 +104,9 @@ func (h *histograms) observe(path int, s *store.Sample) {
 	if s.Outcome != store.OnTime && s.Outcome != store.Late {
 		return
 	}
-	h.mu.RLock()
+	h.mu.RLock() // to the end: what keep has removed must not come back
+	defer h.mu.RUnlock()
 	p := h.paths[path]
-	h.mu.RUnlock()
 	if p == nil {
 		return
 	}
@@ -141,6 +142,16 @@ func (h *histograms) flush(p *pathHistograms) {
 	})
 }
 
+func (h *histograms) flushAll() {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	for _, p := range h.paths {
+		p.mu.Lock()
+		h.flush(p)
+		p.mu.Unlock()
+	}
+}
+
 // Describe implements prometheus.Collector.
 func (h *histograms) Describe(ch chan<- *prometheus.Desc) {
 	h.dwell.Describe(ch)
@@ -151,14 +162,7 @@ func (h *histograms) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (h *histograms) Collect(ch chan<- prometheus.Metric) {
-	h.mu.RLock()
-	paths := slices.Collect(maps.Values(h.paths))
-	h.mu.RUnlock()
-	for _, p := range paths {
-		p.mu.Lock()
-		h.flush(p)
-		p.mu.Unlock()
-	}
+	h.flushAll()
 	h.dwell.Collect(ch)
 	if h.rtt != nil {
 		h.rtt.Collect(ch)

@@ -67,6 +67,11 @@ func TestHistogramsHaveEverySample(t *testing.T) {
 	if diff := cmp.Diff(map[string]uint64{rtt + "b": 1, dwell + "b": 1}, valuesOf(t, h)); diff != "" {
 		t.Errorf("values after a path has gone (-want +got):\n%s", diff)
 	}
+	h.ended(1) // with nothing in flight, before it is known to be gone
+	h.keep(nil)
+	if diff := cmp.Diff(map[string]uint64{}, valuesOf(t, h)); diff != "" {
+		t.Errorf("values after a path has ended and gone (-want +got):\n%s", diff)
+	}
 
 	h = newHistograms(false, run)
 	h.began(0, target.Target{Name: "a"})
