@@ -36,7 +36,7 @@ func makePackages(t testing.TB) (deb, rpm string) {
 
 // manual is the manual pages of all commands.
 var manual = []string{
-	"xtwamp", "xtwamp-config", "xtwamp-config-check", "xtwamp-ledger", "xtwamp-ledger-verify", "xtwamp-ping", "xtwamp-reflect",
+	"xtwamp", "xtwamp-config", "xtwamp-config-check", "xtwamp-doctor", "xtwamp-ledger", "xtwamp-ledger-verify", "xtwamp-ping", "xtwamp-reflect",
 	"xtwamp-run", "xtwamp-samples", "xtwamp-status", "xtwamp-version",
 }
 
