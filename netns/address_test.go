@@ -75,7 +75,7 @@ func TestWatchTellsOfChanges(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		done <- n.Watch(ctx, func() {
+		done <- n.Watch(ctx, func(netns.Change) {
 			select {
 			case told <- struct{}{}:
 			default:
@@ -201,7 +201,7 @@ func TestWatchOutlivesAnOverflow(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		const tiny = 1 // the kernel makes of it the least that it allows
-		done <- n.WatchWith(ctx, tiny, time.Hour, func() {
+		done <- n.WatchWith(ctx, tiny, time.Hour, func(netns.Change) {
 			k.read(n)
 			once.Do(func() {
 				close(began)
@@ -231,7 +231,7 @@ func TestWatchTellsOfAStormInFewCalls(t *testing.T) {
 	var k keep
 	done := make(chan error, 1)
 	start := time.Now()
-	go func() { done <- n.Watch(ctx, func() { k.read(n) }) }()
+	go func() { done <- n.Watch(ctx, func(netns.Change) { k.read(n) }) }()
 	flap(t, ns, "dummy0")
 	k.expectKernel(t, n)
 	cancel()
@@ -256,7 +256,7 @@ func TestWatchAfterAnAddressLeftAndCameBack(t *testing.T) {
 	watching, back := make(chan struct{}, 1), make(chan struct{}, 1)
 	done := make(chan error, 1)
 	go func() {
-		done <- n.Watch(ctx, func() {
+		done <- n.Watch(ctx, func(netns.Change) {
 			k.read(n)
 			if got, calls := k.now(); calls == 1 {
 				watching <- struct{}{}
@@ -287,7 +287,7 @@ func TestWatchLooksWithoutBeingTold(t *testing.T) {
 	n := open(t, lab.Namespace("a"))
 	ctx, cancel := context.WithCancel(t.Context())
 	calls := 0
-	err := n.WatchWith(ctx, 0, time.Millisecond, func() {
+	err := n.WatchWith(ctx, 0, time.Millisecond, func(netns.Change) {
 		if calls++; calls == 3 {
 			cancel()
 		}

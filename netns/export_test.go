@@ -21,7 +21,7 @@ var Current = current
 const Priority = priority
 
 // WatchWith is Watch with another backstop and, if it is not 0, a receive buffer of so many bytes.
-func (n *Namespace) WatchWith(ctx context.Context, buffer int, backstop time.Duration, changed func()) error {
+func (n *Namespace) WatchWith(ctx context.Context, buffer int, backstop time.Duration, changed func(Change)) error {
 	socket, err := n.subscribe()
 	if err != nil {
 		return err

@@ -147,7 +147,11 @@ func (k *kernelReflector) run(ctx context.Context) {
 	})
 	loops.Go(func() {
 		keep(ctx, k.log, "watching the interfaces for the reflector", func(ctx context.Context) error {
-			return k.cfg.Namespace.Watch(ctx, func() { k.lookAgain(true) })
+			return k.cfg.Namespace.Watch(ctx, func(c netns.Change) {
+				if c.Links || k.reroutes(&c) {
+					k.lookAgain(true)
+				}
+			})
 		})
 	})
 	for {
@@ -228,6 +232,18 @@ func (k *kernelReflector) lookAgain(all bool) {
 	case k.again <- struct{}{}:
 	default:
 	}
+}
+
+// reroutes reports whether the way to somebody who may ask can have changed.
+func (k *kernelReflector) reroutes(c *netns.Change) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for a := range k.routes {
+		if c.Reroutes(a) {
+			return true
+		}
+	}
+	return false
 }
 
 func (k *kernelReflector) refresh() {
