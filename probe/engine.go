@@ -75,6 +75,7 @@ type Engine struct {
 	lookups     requests // of targets with a name
 	state       ClockState
 	stamps      map[string]*stampCounts // by name of interface
+	causes      map[string]*cause       // by name
 	unmatched   uint64
 	clockSteps  uint64
 	skipped     uint64
@@ -126,6 +127,7 @@ func newEngine(cfg Config, c clock) *Engine {
 		opens:   newRequests(),
 		lookups: newRequests(),
 		stamps:  make(map[string]*stampCounts),
+		causes:  make(map[string]*cause),
 		state:   c.state(),
 	}
 }
@@ -431,38 +433,15 @@ func (e *Engine) unsent(p *path, seq uint32, d *downError) {
 }
 
 // sendFailed reacts to a probe that could not leave: where the way itself may
-// have changed, the path is opened anew.
+// have changed, the path is opened anew, or looked at.
 func (e *Engine) sendFailed(p *path, d *downError) {
-	e.trouble(p, "probes cannot be sent", zap.Stringer("reason", d.reason), zap.Error(d))
-	if d.reopen || d.reason == store.NoInterface || d.reason == store.NoRoute || d.reason == store.NoCarrier {
+	e.hindered(p, "probes cannot be sent", d)
+	switch {
+	case d.reopen || d.reason == store.NoInterface || d.reason == store.NoRoute:
 		e.reopen(p)
+	case d.reason == store.NoCarrier:
+		e.recheck(p)
 	}
-}
-
-// trouble notes that something is wrong with p: it has a line in the log when
-// it begins, and while it goes on one every few hours.
-func (e *Engine) trouble(p *path, what string, fields ...zap.Field) {
-	now := time.Now()
-	if p.troubles == 0 {
-		p.troubleSince = now
-	}
-	p.troubles++
-	p.troubleLast = now
-	if now.Sub(p.troubleTold) > tellAgain {
-		p.troubleTold = now
-		e.log.Warn(what, append(fields, zap.String("path", p.target.Name), zap.Uint64("times", p.troubles))...)
-	}
-}
-
-// relief notes that a probe of p was answered: after a while of that, trouble
-// is over. The while keeps what comes and goes from filling the log.
-func (e *Engine) relief(p *path) {
-	if p.troubles == 0 || time.Since(p.troubleLast) < troubleOver {
-		return
-	}
-	e.log.Info("path works again", zap.String("path", p.target.Name), zap.Uint64("times", p.troubles),
-		zap.Duration("after", p.troubleLast.Sub(p.troubleSince)))
-	p.troubles, p.troubleTold = 0, time.Time{}
 }
 
 func (e *Engine) notSent(p *path, pr *probe, reason store.Reason) {
@@ -634,16 +613,17 @@ func (e *Engine) handOn(p *path) {
 
 // requestOpen lets the openers open p; Engine.mu is held.
 func (e *Engine) requestOpen(p *path) {
-	p.opening, p.reopenAt = true, 0
+	p.opening, p.reopenAt, p.again, p.look = true, 0, false, false
 	if !p.hasSlots && e.slotSpace.take(p) {
 		p.want.refresh = false
 	}
 	queue := e.lookups
-	if p.literal {
+	if p.literal || p.want.refresh && p.want.wayOnly {
 		queue = e.opens
 	}
+	p.want.via = p.via
 	queue.add(p.want)
-	p.want.refresh = false
+	p.want.refresh, p.want.wayOnly = false, false
 }
 
 // reopen has p opened anew: just ahead of its next probe, or at once if that
@@ -654,7 +634,7 @@ func (e *Engine) reopen(p *path) {
 		p.again = true
 		return
 	}
-	p.reopenAt = max(p.due-int64(reopenAhead), p.openedAt+int64(reopenEvery))
+	p.reopenAt = e.nextLook(p)
 }
 
 // openLoop opens paths as they are asked for, until ctx ends.
@@ -709,7 +689,7 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 		if !errors.As(err, &d) {
 			d = down(store.NoRoute, "%w", err)
 		}
-		e.trouble(p, "path cannot be used; trying on", zap.Stringer("reason", d.reason), zap.Error(d))
+		e.hindered(p, "path cannot be used; trying on", d)
 		e.retire(p)
 		p.reason = d.reason
 		e.reopen(p)
@@ -722,10 +702,11 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 		e.stamps[info.Interface] = new(stampCounts)
 	}
 	p.flow = &openFlow{flow: f, FlowInfo: info, stamps: e.stamps[info.Interface]}
+	p.via = info.Interface
 	p.want.current = info.Remote.Addr()
 	p.want.noBPF = false
 	p.reason = store.NoReason
-	if p.troubles == 0 && (before == nil || !before.sameWay(info)) {
+	if p.trouble.times == 0 && p.cause == nil && (before == nil || !before.sameWay(info)) {
 		fields := []zap.Field{zap.String("path", p.target.Name), zap.Stringer("local", info.Local),
 			zap.Stringer("remote", info.Remote), zap.String("interface", info.Interface), zap.Stringer("timestamps", info.Step)}
 		if info.Refused != nil {
@@ -738,18 +719,25 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 }
 
 // refreshLater has the name and the route of p looked up again in a while, or
-// p opened anew at once if that was asked for meanwhile.
+// what was asked for meanwhile done at once.
 func (e *Engine) refreshLater(p *path, now int64) {
 	if p.again {
 		p.again = false
 		e.reopen(p)
 		return
 	}
-	every := resolveEvery
-	if p.literal { // only its route can have changed
-		every = max(every, time.Duration(len(e.paths))*time.Minute/routesPerMinute)
+	if p.refreshAt <= now {
+		every := resolveEvery
+		if p.literal { // only its route can have changed
+			every = max(every, time.Duration(len(e.paths))*time.Minute/routesPerMinute)
+		}
+		p.refreshAt = now + int64(every)
 	}
-	p.want.refresh, p.reopenAt = true, now+int64(every)
+	p.want.refresh, p.reopenAt = true, p.refreshAt
+	if p.look {
+		p.look = false
+		e.recheck(p)
+	}
 }
 
 // plan sets when p's first probe is due.

@@ -21,7 +21,10 @@ func (e *Engine) follow(ctx context.Context) error {
 		e.leave(n)
 		return n.close()
 	}, func(reason error) {
-		e.log.Warn("the namespace of the interfaces is not there; waiting for it", zap.Error(reason))
+		e.mu.Lock()
+		paths := len(e.paths) - len(e.free)
+		e.mu.Unlock()
+		e.log.Warn("the namespace of the interfaces is not there; waiting for it", zap.Int("paths", paths), zap.Error(reason))
 	})
 }
 
@@ -78,5 +81,7 @@ func (n *nowhere) flush()                  {}
 func (n *nowhere) close() error            { return nil }
 
 func (n *nowhere) open(context.Context, openRequest) (flow, FlowInfo, error) {
-	return nil, FlowInfo{}, down(store.NoInterface, "network namespace %s: %w", n.place, netns.ErrGone)
+	d := down(store.NoInterface, "network namespace %s: %w", n.place, netns.ErrGone)
+	d.cause = new(string)
+	return nil, FlowInfo{}, d
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,11 +32,15 @@ type hostNetwork struct {
 	ladder *ladder
 
 	epoll, wakeup int
-	closed        bool                  // Engine.mu
-	opens         sync.WaitGroup        // those under way
-	flows         map[int32]*hostFlow   // with a socket of their own, by file descriptor; Engine.mu
-	senders       []*sender             // in the order in which they were made; Engine.mu
-	links         map[string]*linkState // by name of interface; Engine.mu
+	closed        bool                // Engine.mu
+	opens         sync.WaitGroup      // those under way
+	flows         map[int32]*hostFlow // with a socket of their own, by file descriptor; Engine.mu
+	senders       []*sender           // in the order in which they were made; Engine.mu
+	links         map[int]*linkState  // by index of interface; Engine.mu
+	here          *surroundings       // at the last look; nil before it; Engine.mu
+	looks         uint64              // so far; Engine.mu
+	absent        map[string]bool     // interfaces that were asked for since, and are not there; Engine.mu
+	followTold    time.Time           // of follow alone
 	keysMu        sync.Mutex
 	keys          map[bpf.Key]*hostFlow // who registered a key with the kernel half last
 	buf, oob      []byte                // of the epoll loop and settle; Engine.mu
@@ -55,7 +60,7 @@ func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
 		epoll:  -1,
 		wakeup: -1,
 		flows:  make(map[int32]*hostFlow),
-		links:  make(map[string]*linkState),
+		links:  make(map[int]*linkState),
 		keys:   make(map[bpf.Key]*hostFlow),
 		buf:    make([]byte, 1<<16),
 		oob:    make([]byte, 512),
@@ -63,6 +68,14 @@ func newHostNetwork(e *Engine, ns *netns.Namespace, family int) *hostNetwork {
 }
 
 func (n *hostNetwork) run(ctx context.Context) {
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	loops.Go(func() { keep(ctx, n.engine.log, "watching the interfaces", n.follow) })
+	n.read(ctx)
+}
+
+// read takes what arrives at the sockets and in the ring, until ctx ends.
+func (n *hostNetwork) read(ctx context.Context) {
 	var loops sync.WaitGroup
 	defer loops.Wait()
 	loops.Go(func() { keep(ctx, n.engine.log, "reading the sockets", n.pollLoop) })
@@ -203,20 +216,66 @@ func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo
 	if req.refresh && remote == req.current && n.unchanged(req) {
 		return nil, FlowInfo{}, errUnchanged
 	}
-	var f *hostFlow
+	f, err := n.openTo(req, remote)
+	var d *downError
+	switch {
+	case err == nil:
+		return f, f.info, nil
+	case errors.As(err, &d) && n.broken(req.via):
+		d.cause = &req.via
+	}
+	return nil, FlowInfo{}, err
+}
+
+// openTo opens a flow to remote. While nothing has changed it asks for an
+// interface that is not there once: thousands of paths may want it.
+func (n *hostNetwork) openTo(req openRequest, remote netip.Addr) (f *hostFlow, err error) {
+	e, name := n.engine, interfaceOf(&req.target, remote)
+	e.mu.Lock()
+	looks, absent := n.looks, n.here != nil && n.absent[name]
+	e.mu.Unlock()
+	if absent {
+		return nil, noInterface(name, fmt.Errorf("interface %q: %w", name, netns.ErrNoLink))
+	}
 	err = n.ns.Do(func() (err error) {
 		f, err = n.openIn(req, remote)
 		return err
 	})
-	if err != nil {
-		return nil, FlowInfo{}, err
+	if errors.Is(err, netns.ErrNoLink) && name != "" {
+		e.mu.Lock()
+		if n.here != nil && n.looks == looks {
+			n.absent[name] = true
+		}
+		e.mu.Unlock()
 	}
-	return f, f.info, nil
+	return f, err
+}
+
+// noInterface says that the interface of a path is not there.
+func noInterface(name string, err error) *downError {
+	d := down(store.NoInterface, "%w", err)
+	d.cause = &name
+	return d
+}
+
+// broken reports whether it is known of an interface that nothing can pass it.
+func (n *hostNetwork) broken(name string) bool {
+	n.engine.mu.Lock()
+	defer n.engine.mu.Unlock()
+	return name != "" && n.here != nil && !n.here.passes(name)
+}
+
+// interfaceOf is the interface that a target names; empty: none.
+func interfaceOf(t *target.Target, remote netip.Addr) string {
+	return cmp.Or(t.Interface, remote.Zone(), t.Source.Zone())
 }
 
 // resolve gives the address to probe: the current one as long as the target's
 // name has it, or does not resolve.
 func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr, error) {
+	if req.refresh && req.wayOnly {
+		return req.current, nil
+	}
 	host := req.target.Address
 	if a, err := netip.ParseAddr(host); err == nil {
 		a = a.Unmap()
@@ -254,16 +313,18 @@ func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr,
 func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, err error) {
 	t := &req.target
 	var link netns.Link
-	if name := cmp.Or(t.Interface, remote.Zone(), t.Source.Zone()); name != "" {
+	if name := interfaceOf(t, remote); name != "" {
 		if link, err = netns.LinkByName(name); err != nil {
-			return nil, down(store.NoInterface, "%w", err)
+			return nil, noInterface(name, err)
 		}
 	}
 	oif := link.Index // 0: whichever the route says
 	route, err := netns.RouteTo(remote, t.Source, oif)
 	if err != nil {
 		reason := store.NoRoute
-		if _, other := netns.RouteTo(remote, netip.Addr{}, oif); t.Source.IsValid() && other == nil {
+		if oif != 0 && !link.Carrier {
+			reason = store.NoCarrier
+		} else if _, other := netns.RouteTo(remote, netip.Addr{}, oif); t.Source.IsValid() && other == nil {
 			reason = store.NoInterface // none has the source address
 		}
 		return nil, down(reason, "%w", err)
@@ -281,6 +342,7 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 		fd:      -1,
 		oif:     oif,
 		ifindex: link.Index,
+		route:   route,
 		info: FlowInfo{
 			Remote:    netip.AddrPortFrom(remote, t.Port),
 			Interface: link.Name,
@@ -353,17 +415,17 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif
 }
 
 // unchanged reports whether the path's flow is still the way to its address. It
-// is asked once a minute for each path: where there are thousands, more than one
-// question to the kernel would be felt.
+// is asked once a minute for each path, and whenever routes to it change: where
+// there are thousands, more than one question to the kernel would be felt.
 func (n *hostNetwork) unchanged(req openRequest) bool {
 	n.engine.mu.Lock()
 	var f *hostFlow
 	if req.path.flow != nil {
 		f, _ = req.path.flow.flow.(*hostFlow)
 	}
-	alive := f != nil && f.alive()
+	alive := f != nil && f.alive() && !n.lost(f)
 	n.engine.mu.Unlock()
-	if !alive {
+	if !alive || f.info.Step.kernel() && !n.ladder.attached()[deviceKey{f.ifindex, f.info.Step}] {
 		return false
 	}
 	routes, err := n.openRoutes()
@@ -371,7 +433,7 @@ func (n *hostNetwork) unchanged(req openRequest) bool {
 		return false
 	}
 	route, err := routes.To(req.current, req.target.Source, f.oif)
-	return err == nil && route.Link == f.ifindex
+	return err == nil && route == f.route
 }
 
 // openRoutes gives what knows the routes of the namespace, made when it is first
@@ -400,9 +462,9 @@ func (n *hostNetwork) watch(f *hostFlow) error {
 		}
 		n.flows[int32(f.fd)] = f
 	}
-	if f.link = n.links[f.info.Interface]; f.link == nil {
+	if f.link = n.links[f.ifindex]; f.link == nil {
 		f.link = new(linkState)
-		n.links[f.info.Interface] = f.link
+		n.links[f.ifindex] = f.link
 	}
 	return nil
 }

@@ -78,11 +78,15 @@ type ladder struct {
 	loadErr      error
 	ready        chan struct{} // closed when datapath is there
 
-	mu      sync.Mutex // of the maps below, and of setting the two above
-	devices map[deviceKey]*device
-	refused map[int][]Refusal // by interface index
-	names   map[int]string
+	mu       sync.Mutex // of the maps below, and of setting the two above
+	devices  map[deviceKey]*device
+	refused  map[int][]Refusal // by interface index
+	names    map[int]string
+	lookedAt time.Time // at the attachments
 }
+
+// attachmentsEvery is the least time between two looks at what is attached.
+const attachmentsEvery = time.Second
 
 type deviceKey struct {
 	ifindex int
@@ -267,14 +271,62 @@ func (l *ladder) attachBy(to bpf.Device, step Step) (*device, error) {
 	return dev, nil
 }
 
-// forget closes what was attached to interfaces that are gone, and what is
-// known of an earlier interface with the name of link.
+// attached is what there is attached.
+func (l *ladder) attached() map[deviceKey]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make(map[deviceKey]bool, len(l.devices))
+	for key := range l.devices {
+		out[key] = true
+	}
+	return out
+}
+
+// release closes what was attached to interfaces that are not here any more, or
+// that left, and what somebody has taken away, and forgets those interfaces. It
+// is called within the namespace.
+func (l *ladder) release(here map[int]netns.Link, left []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	look := time.Since(l.lookedAt) >= attachmentsEvery
+	if look {
+		l.lookedAt = time.Now()
+	}
+	stays := func(ifindex int) bool {
+		_, there := here[ifindex]
+		return there && !slices.Contains(left, ifindex)
+	}
+	for key, dev := range l.devices {
+		if !stays(key.ifindex) {
+			l.detach(key, dev)
+		} else if look && !dev.attachment.Alive() {
+			l.detach(key, dev)
+			l.log.Warn("somebody has detached from interface; attaching again",
+				zap.String("interface", l.names[key.ifindex]), zap.Stringer("hook", key.step))
+		}
+	}
+	for ifindex := range l.names {
+		if stays(ifindex) {
+			l.names[ifindex] = here[ifindex].Name
+			continue
+		}
+		delete(l.names, ifindex)
+		delete(l.refused, ifindex)
+	}
+}
+
+func (l *ladder) detach(key deviceKey, dev *device) {
+	_ = dev.attachment.Close() // what is left to close is ours alone
+	delete(l.devices, key)
+}
+
+// forget closes what is not attached to link any more, and what was to an
+// earlier interface with its name.
 func (l *ladder) forget(link netns.Link) {
 	for key, dev := range l.devices {
-		if !dev.attachment.Alive() || l.names[key.ifindex] == link.Name && key.ifindex != link.Index {
-			// Its interface is gone; what is left to close is ours alone.
-			_ = dev.attachment.Close()
-			delete(l.devices, key)
+		namesake := l.names[key.ifindex] == link.Name && key.ifindex != link.Index
+		if namesake || key.ifindex == link.Index && !dev.attachment.Alive() {
+			l.detach(key, dev)
 		}
 	}
 	for ifindex, name := range l.names {

@@ -56,6 +56,10 @@ type openRequest struct {
 	current netip.Addr
 	// refresh: only look the name up again; errUnchanged if current holds.
 	refresh bool
+	// wayOnly: of a refresh, leave the name out.
+	wayOnly bool
+	// via is the interface that the path left by, or should.
+	via string
 	// noBPF: the kernel half does not see this path's packets.
 	noBPF bool
 }
@@ -68,7 +72,10 @@ type downError struct {
 	reason store.Reason
 	// reopen: the flow is no good any more.
 	reopen bool
-	err    error
+	// cause, if not nil, is the interface that keeps all its paths from being
+	// used or, without a name, the namespace that is not there.
+	cause *string
+	err   error
 }
 
 func (e *downError) Error() string { return e.err.Error() }

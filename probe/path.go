@@ -55,11 +55,11 @@ type path struct {
 	removed   bool // sends no more, and is forgotten when nothing is in flight
 	hasSlots  bool
 	again     bool   // to be opened anew when the present attempt is over
+	look      bool   // its way is to be looked at then
 	literal   bool   // the target's address needs no lookup
 	due       int64  // CLOCK_MONOTONIC of the next probe, once scheduled
 	remaining uint64 // probes still to send
 	reopenAt  int64  // CLOCK_MONOTONIC of the next attempt to open; 0: none
-	troubles  uint64 // since it last worked
 	counters  Counters
 	lastRTT   int64 // of the last reply, ns; 0 before the first
 
@@ -76,11 +76,16 @@ type path struct {
 	bypasses int          // flows given up because replies bypassed the kernel half
 	beginBy  int64        // CLOCK_MONOTONIC at which it is scheduled, open or not
 	openedAt int64        // CLOCK_MONOTONIC of the last attempt to open; 0: none yet
-	want     openRequest
-	sender   int // number of the last shared socket that a flow was on
-	number   int // of all paths of the engine; the index may be another's later
+	// refreshAt is the CLOCK_MONOTONIC at which its name and route are looked up
+	// again though nothing has happened.
+	refreshAt int64
+	via       string // the interface that it leaves by, or should; empty: not known yet
+	want      openRequest
+	sender    int // number of the last shared socket that a flow was on
+	number    int // of all paths of the engine; the index may be another's later
 
-	troubleSince, troubleLast, troubleTold time.Time
+	trouble trouble // its own
+	cause   *cause  // of the trouble that it has in common with others
 }
 
 // Counters counts a path's probes since the engine was made.
@@ -145,8 +150,9 @@ func newPath(t target.Target, count uint64) (*path, error) {
 	}
 	p.mask = uint32(len(p.window) - 1)
 	p.next, p.nextSeq = p.head, p.head
-	_, err = netip.ParseAddr(t.Address)
+	address, err := netip.ParseAddr(t.Address)
 	p.literal = err == nil
+	p.via = interfaceOf(&t, address)
 	p.counters.NotSent = make(map[store.Reason]uint64)
 	return p, nil
 }

@@ -98,6 +98,7 @@ func (e *Engine) remove(p *path) {
 // end forgets p, which is removed and finished.
 func (e *Engine) end(p *path) {
 	e.retire(p)
+	e.blame(p, nil)
 	e.slotSpace.give(p)
 	e.queue.set(p.index, never)
 	e.paths[p.index] = nil

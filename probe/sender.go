@@ -47,6 +47,7 @@ type sender struct {
 type senderKind struct {
 	ip4          bool
 	device       string // bound to; empty: any
+	oif          int    // its index
 	dscp, ttl    uint8
 	dontFragment bool
 }
@@ -105,6 +106,9 @@ func (n *hostNetwork) share(f *hostFlow, t *target.Target) (*sender, error) {
 	}
 	kind := senderKind{
 		ip4: f.info.Remote.Addr().Is4(), device: t.Interface, dscp: t.DSCP, ttl: t.TTL, dontFragment: t.DontFragment,
+	}
+	if t.Interface != "" {
+		kind.oif = f.oif
 	}
 	n.engine.mu.Lock()
 	defer n.engine.mu.Unlock()

@@ -82,6 +82,8 @@ type simNetwork struct {
 	misnumbered time.Duration
 	// gone makes the interface vanish.
 	gone bool
+	// leavesBy is the interface of a path; nil: sim0.
+	leavesBy func(req openRequest) string
 
 	wait    sync.WaitGroup // of what was put off
 	opened  []openRequest
@@ -151,10 +153,14 @@ func (n *simNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo,
 	if req.refresh && address == req.current {
 		return nil, FlowInfo{}, errUnchanged
 	}
+	iface := "sim0"
+	if n.leavesBy != nil {
+		iface = n.leavesBy(req)
+	}
 	return &simFlow{net: n, path: req.path}, FlowInfo{
 		Local:     netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), uint16(40000+len(n.opened))),
 		Remote:    netip.AddrPortFrom(address, 862),
-		Interface: "sim0",
+		Interface: iface,
 		Step:      n.step,
 	}, nil
 }

@@ -32,13 +32,15 @@ type hostFlow struct {
 	envelope envelope
 	oif      int // index of the interface that was asked for; 0: any
 	ifindex  int // of the one that the packets leave by
+	route    netns.Route
 	info     FlowInfo
 
 	datapath *bpf.Datapath // nil unless the step is a BPF one
 	key      bpf.Key
 	slotBase uint32
 
-	link *linkState // of the interface; set before the first probe
+	link   *linkState // of the interface; set before the first probe
+	listed bool       // the local address was among those of the interfaces
 
 	// sent holds the sequence number of the probe that the kernel's stamp
 	// number n belongs to (SOF_TIMESTAMPING_OPT_ID), at n % len.
@@ -46,9 +48,12 @@ type hostFlow struct {
 	nextID uint32
 }
 
-// linkState is what the flows that leave by one interface know of its carrier:
-// CLOCK_MONOTONIC of the last look for it, and of the last that found none.
-type linkState struct{ lookedAt, withoutAt int64 }
+// linkState is what the flows that leave by one interface know of it: of its
+// carrier, CLOCK_MONOTONIC of the last look and of the last that found none.
+type linkState struct {
+	lookedAt, withoutAt int64
+	gone                bool // from the namespace, for good: what comes back is another
+}
 
 // Largest UDP payload that the kernel half reads, in bytes: beyond it the
 // checksum would cost too much there.
@@ -317,7 +322,9 @@ func (f *hostFlow) ready() error {
 	if f.carrier() {
 		return nil
 	}
-	return down(store.NoCarrier, "send to %s: interface %s has no carrier", f.info.Remote, f.info.Interface)
+	d := down(store.NoCarrier, "send to %s: interface %s has no carrier", f.info.Remote, f.info.Interface)
+	d.cause = &f.info.Interface
+	return d
 }
 
 // send transmits one probe. An error that the socket holds belongs to an
@@ -362,7 +369,11 @@ func (f *hostFlow) refusal(err error) *downError {
 	if reason == store.NoBuffer && f.changingCarrier() {
 		reason = store.NoCarrier
 	}
-	return down(reason, "send to %s: %w", f.info.Remote, err)
+	d := down(reason, "send to %s: %w", f.info.Remote, err)
+	if reason == store.NoCarrier || !f.alive() {
+		d.cause = &f.info.Interface
+	}
+	return d
 }
 
 // reasonOf says why the kernel would not take a packet.
@@ -431,8 +442,12 @@ func hasCarrier(fd int, name string) bool {
 	return errno != 0 || value.data != 0
 }
 
-// alive reports whether the interface that the flow was opened on exists.
+// alive reports whether the interface that the flow was opened on exists, and
+// has since then.
 func (f *hostFlow) alive() bool {
+	if f.link.gone {
+		return false
+	}
 	ifr, err := unix.NewIfreq(f.info.Interface)
 	if err != nil {
 		return true

@@ -175,7 +175,8 @@ func TestInterfaceThatDoesNotExistYet(t *testing.T) {
 	if !strings.Contains(d.errs.String(), `interface \"eth1\": no such interface`) {
 		t.Errorf("the log does not name the interface:\n%s", d.errs)
 	}
-	if n := strings.Count(d.errs.String(), "path cannot be used"); n != 2 {
+	// The interface that a path names, and a path that has no route.
+	if n := strings.Count(d.errs.String(), "cannot be used"); n != 2 {
 		t.Errorf("%d lines for two paths that cannot be used, want 2:\n%s", n, d.errs)
 	}
 	lab.Veth(near, "eth1", []string{"10.1.0.1/24", "2001:db8::1/64"}, far, "eth1", []string{"10.1.0.2/24", "2001:db8::2/64"})

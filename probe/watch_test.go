@@ -1,0 +1,556 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/xtwamp/xtwamp/bpf"
+	"github.com/xtwamp/xtwamp/netns"
+	"github.com/xtwamp/xtwamp/netns/netnstest"
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
+)
+
+// leavesNothing checks, when all else of the test is over, that the process has
+// no more kernel objects, namespaces and sockets than now, that no thread is left
+// in a namespace, and that there are not many more of them.
+func leavesNothing(t *testing.T) {
+	t.Helper()
+	netnstest.RequireRoot(t)
+	before, threads := held(t), len(threadsAt(t))
+	t.Cleanup(func() {
+		var after string
+		for late := time.After(10 * time.Second); ; {
+			if after = held(t); after == before {
+				break
+			}
+			select {
+			case <-late:
+				t.Errorf("held before: %s; after: %s", before, after)
+				return
+			case <-time.After(10 * ms):
+			}
+		}
+		at := threadsAt(t)
+		if homes := slices.Compact(slices.Sorted(slices.Values(at))); len(homes) != 1 {
+			t.Errorf("threads are in the namespaces %v", homes)
+		}
+		if len(at) > threads+16 {
+			t.Errorf("%d threads, %d before", len(at), threads)
+		}
+	})
+}
+
+// held counts what of the kernel the process has open, by kind.
+func held(t *testing.T) string {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := make(map[string]int)
+	for _, fd := range open {
+		to, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
+		if err != nil {
+			continue // that of the folder itself
+		}
+		for _, kind := range []string{"bpf-map", "bpf-prog", "bpf_link", "bpf-link", "net:", "socket:"} {
+			if strings.Contains(to, kind) {
+				kinds[kind]++
+			}
+		}
+	}
+	return fmt.Sprint(kinds)
+}
+
+// threadsAt is the network namespace of each thread.
+func threadsAt(t *testing.T) (at []string) {
+	t.Helper()
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		if ns, err := os.Readlink(thread); err == nil { // else it has ended
+			at = append(at, ns)
+		}
+	}
+	return at
+}
+
+// tapes are the samples of each path.
+type tapes struct {
+	*run
+	t       *testing.T
+	names   []string
+	mu      sync.Mutex
+	samples map[string][]store.Sample
+}
+
+func record(t *testing.T, ns *netnstest.NS, targets ...target.Target) *tapes {
+	t.Helper()
+	r := &tapes{t: t, samples: make(map[string][]store.Sample)}
+	for _, target := range targets {
+		r.names = append(r.names, target.Name)
+	}
+	r.run = begin(t, ns, func(c *Config) {
+		c.Emit = func(path int, s store.Sample) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.samples[r.names[path]] = append(r.samples[r.names[path]], s)
+		}
+	}, targets...)
+	return r
+}
+
+// since are the samples of a path that were due at or after a moment.
+func (r *tapes) since(name string, moment int64) []store.Sample {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := r.samples[name]
+	i := slices.IndexFunc(all, func(s store.Sample) bool { return s.Mono >= moment })
+	if i < 0 {
+		return nil
+	}
+	return all[i:]
+}
+
+func now() int64 { return newSystemClock().mono() }
+
+// resumes checks that each path, of what is due after a moment, has its second
+// probe answered and stamped by the kernel half, and the next ones as well.
+func (r *tapes) resumes(what string, moment int64, names ...string) {
+	r.t.Helper()
+	const enough = 4
+	for _, name := range names {
+		await(r.t, fmt.Sprintf("%d samples of %s after: %s", enough, name, what), func() bool { return len(r.since(name, moment)) >= enough })
+		for i, s := range r.since(name, moment)[1:enough] {
+			if s.Outcome != store.OnTime || s.TX != store.TCEgress || s.RX != store.TCIngress {
+				r.t.Errorf("%s: probe %d of %s: %s (%s), tx %s, rx %s; want it answered, and stamped by the kernel half",
+					what, i+2, name, s.Outcome, s.Reason, s.TX, s.RX)
+			}
+		}
+	}
+}
+
+// stops waits until the path has a probe that was not sent for that reason.
+func (r *tapes) stops(what string, moment int64, name string, reason store.Reason) {
+	r.t.Helper()
+	await(r.t, fmt.Sprintf("%s not sent for %s: %s", name, reason, what), func() bool {
+		return slices.ContainsFunc(r.since(name, moment), func(s store.Sample) bool {
+			return s.Outcome == store.NotSent && s.Reason == reason
+		})
+	})
+}
+
+// bpfAttached attaches the programs of another process, as it seems, to an
+// interface.
+func bpfAttached(t *testing.T, ns *netnstest.NS, name string, hook bpf.Hook) *bpf.Attachment {
+	t.Helper()
+	d, err := bpf.Load(bpf.Config{Slots: 1, Paths: 1, RingBytes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := namespace(t, ns)
+	var a *bpf.Attachment
+	err = n.Do(func() error {
+		link, err := netns.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		a, err = d.Attach(bpf.Device{Index: link.Index, Name: name, LinkHeader: 14}, hook, filters{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = n.Do(a.Close) // the filter may have gone with its interface
+		d.Close()
+	})
+	return a
+}
+
+// The interface of one of two measured links goes through all that an interface
+// goes through.
+func TestInterfacesThatComeAndGo(t *testing.T) {
+	for _, attach := range []target.Attach{target.AttachAuto, target.AttachClsact} {
+		t.Run(string(attach), func(t *testing.T) { testInterfacesThatComeAndGo(t, attach) })
+	}
+}
+
+func testInterfacesThatComeAndGo(t *testing.T, attach target.Attach) {
+	leavesNothing(t)
+	lab := netnstest.New(t)
+	near, far, elsewhere := lab.Namespace("near"), lab.Namespace("far"), lab.Namespace("elsewhere")
+	wire := func() { lab.Veth(near, "eth1", nearCIDRs, far, "eth1", farCIDRs) }
+	wire()
+	lab.Veth(near, "eth2", []string{"10.2.0.1/24"}, far, "eth2", []string{"10.2.0.2/24"})
+	tc := " " + bestTC().String()
+	reflector := kernelReflectIn(t, far, nil, "eth1"+tc, "eth2"+tc, "lo"+tc)
+
+	named := func(name, address string, edit func(*target.Target)) target.Target {
+		return to(address, func(t *target.Target) {
+			t.Name, t.Interval, t.Attach = name, 500*ms, attach
+			if edit != nil {
+				edit(t)
+			}
+		})
+	}
+	r := record(t, near,
+		named("named", farAddr, func(t *target.Target) { t.Interface = "eth1" }),
+		named("routed", farAddr, nil), named("six", farAddr6, nil),
+		named("other", "10.2.0.2", nil))
+	link1 := []string{"named", "routed", "six"}
+	r.resumes("start", now(), append(link1, "other")...)
+	start := now()
+	before := r.Paths()[3]
+
+	step := func(what string, change func()) {
+		t.Helper()
+		change()
+		r.resumes(what, now(), link1...)
+		awaitAttached(t, reflector, what, "eth1"+tc, "eth2"+tc, "lo"+tc)
+	}
+	gone := func(what string, moment int64) {
+		t.Helper()
+		r.stops(what, moment, "named", store.NoInterface)
+		r.stops(what, moment, "routed", store.NoRoute)
+		if at := namesOf(r.Stats().Attachments); slices.Contains(at, "eth1") {
+			t.Errorf("%s: attached at %v", what, at)
+		}
+	}
+	rename := func(from, to string) {
+		t.Helper()
+		near.Exec(t, "ip", "link", "set", from, "down")
+		near.Exec(t, "ip", "link", "set", from, "name", to)
+		near.Exec(t, "ip", "link", "set", to, "up")
+		near.Exec(t, "ip", "addr", "replace", nearCIDRs[1], "dev", to, "nodad")
+		awaitCarrier(t, near, to)
+	}
+	home := func() {
+		t.Helper()
+		near.Exec(t, "ip", "link", "set", "eth1", "up")
+		near.Exec(t, "ip", "addr", "add", nearCIDRs[0], "dev", "eth1")
+		near.Exec(t, "ip", "addr", "add", nearCIDRs[1], "dev", "eth1", "nodad")
+		awaitCarrier(t, near, "eth1")
+	}
+
+	// Case 53, and case 97.
+	step("deleted and made anew at once", func() {
+		near.Exec(t, "ip", "link", "del", "eth1")
+		wire()
+	})
+	step("deleted and made anew later", func() {
+		moment := now()
+		near.Exec(t, "ip", "link", "del", "eth1")
+		gone("deleted", moment)
+		wire()
+	})
+	step("renamed and back", func() {
+		moment := now()
+		rename("eth1", "lan1")
+		r.stops("renamed", moment, "named", store.NoInterface)
+		r.resumes("renamed", now(), "routed", "six")
+		rename("lan1", "eth1")
+	})
+	step("moved and back at once", func() {
+		near.Exec(t, "ip", "link", "set", "eth1", "netns", elsewhere.Name)
+		elsewhere.Exec(t, "ip", "link", "set", "eth1", "netns", near.Name)
+		home()
+	})
+	step("moved and back later", func() {
+		moment := now()
+		near.Exec(t, "ip", "link", "set", "eth1", "netns", elsewhere.Name)
+		gone("moved", moment)
+		nothingAttached(t, elsewhere, "eth1")
+		elsewhere.Exec(t, "ip", "link", "set", "eth1", "netns", near.Name)
+		home()
+	})
+	step("given other addresses", func() {
+		near.Exec(t, "ip", "addr", "del", nearCIDRs[0], "dev", "eth1")
+		near.Exec(t, "ip", "addr", "del", nearCIDRs[1], "dev", "eth1")
+		near.Exec(t, "ip", "addr", "add", "10.1.0.3/24", "dev", "eth1")
+		near.Exec(t, "ip", "addr", "add", "2001:db8::3/64", "dev", "eth1", "nodad")
+	})
+	for _, p := range r.Paths()[:3] {
+		if local := p.Flow.Local.Addr().String(); local != "10.1.0.3" && local != "2001:db8::3" {
+			t.Errorf("%s is probed from %s", p.Target.Name, local)
+		}
+	}
+	step("carrier flapped", func() {
+		batch := exec.Command("ip", "-n", far.Name, "-batch", "-")
+		batch.Stdin = strings.NewReader(strings.Repeat("link set eth1 down\nlink set eth1 up\n", 50))
+		if out, err := batch.CombinedOutput(); err != nil {
+			t.Fatalf("flap: %v: %s", err, out)
+		}
+		far.Exec(t, "ip", "addr", "replace", farCIDRs[1], "dev", "eth1", "nodad")
+		awaitCarrier(t, near, "eth1")
+		awaitCarrier(t, far, "eth1")
+	})
+	hooks := []bpf.Hook{bpf.Clsact, bpf.XDP}
+	if bestTC() == StepTCX {
+		hooks = append(hooks, bpf.TCX)
+	}
+	var foreign []*bpf.Attachment
+	for _, hook := range hooks {
+		step("with a program of others at "+hook.String(), func() { foreign = append(foreign, bpfAttached(t, near, "eth1", hook)) })
+	}
+	for i, a := range foreign {
+		if err := namespace(t, near).Do(func() error {
+			if !a.Alive() {
+				return fmt.Errorf("the program of others at %s is gone", hooks[i])
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	step("made anew with a program of others there first", func() {
+		near.Exec(t, "ip", "link", "del", "eth1")
+		wire()
+		for _, hook := range hooks {
+			bpfAttached(t, near, "eth1", hook)
+		}
+	})
+
+	r.stop()
+	for _, s := range r.since("other", start) {
+		if s.Outcome != store.OnTime || s.TX != store.TCEgress || s.RX != store.TCIngress {
+			t.Errorf("on the other link: %s (%s), tx %s, rx %s", s.Outcome, s.Reason, s.TX, s.RX)
+		}
+	}
+	if p := r.Paths()[3]; p.Sent <= before.Sent || p.Sent != p.Received || p.Duplicates != 0 {
+		t.Errorf("on the other link: %+v, earlier %+v", p.Counters, before.Counters)
+	}
+	for _, name := range link1 {
+		for _, s := range r.since(name, start) {
+			if s.Outcome == store.Unknown && s.Reason != store.InterfaceGone {
+				t.Errorf("%s: unknown for %s", name, s.Reason)
+			}
+		}
+	}
+	nothingAttached(t, near, "eth2")
+}
+
+func namesOf(attachments []Attachment) (names []string) {
+	for _, a := range attachments {
+		names = append(names, a.Interface)
+	}
+	return names
+}
+
+func awaitAttached(t *testing.T, r *Reflector, what string, want ...string) {
+	t.Helper()
+	await(t, fmt.Sprintf("reflector at %v: %s", want, what), func() bool { return slices.Equal(attachedAt(r), want) })
+}
+
+func awaitCarrier(t *testing.T, ns *netnstest.NS, name string) {
+	t.Helper()
+	await(t, "carrier of "+name, func() (carrier bool) {
+		err := ns.Do(func() error {
+			link, err := netns.LinkByName(name)
+			carrier = link.Carrier
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return carrier
+	})
+}
+
+// nothingAttached checks that none of our programs is at an interface where
+// netlink shows them.
+func nothingAttached(t *testing.T, ns *netnstest.NS, name string) {
+	t.Helper()
+	for _, direction := range []string{"ingress", "egress"} {
+		if out := ns.Exec(t, "tc", "filter", "show", "dev", name, direction); strings.Contains(out, "xtwamp") {
+			t.Errorf("left at %s of %s: %s", direction, name, out)
+		}
+	}
+	if out := ns.Exec(t, "ip", "link", "show", "dev", name); strings.Contains(out, "xdp") {
+		t.Errorf("left at %s: %s", name, out)
+	}
+}
+
+// Of two thousand paths those of the one interface that changes are opened anew,
+// and those to where routes changed are looked at, each just ahead of its next
+// probe.
+func TestChangesConcernTheirPathsAlone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const paths, interval = 2000, 10 * time.Second
+		targets := manyTargets(paths, interval)
+		for i := range targets {
+			targets[i].Interface = fmt.Sprintf("eth%d", i%50)
+			targets[i].Address = fmt.Sprintf("192.0.2.%d", i%100)
+		}
+		samples := make([][]store.Sample, paths)
+		s := simulate(t, func(c *Config) {
+			c.AtOnce, c.Device, c.Logger = false, "d", zap.NewNop()
+			c.Emit = func(path int, m store.Sample) { samples[path] = append(samples[path], m) }
+		}, targets...)
+		s.net.reach = func(p *simProbe) { p.answer(ms) }
+		s.net.opens = func(req openRequest) (netip.Addr, error) { return netip.MustParseAddr(req.target.Address), nil }
+		s.net.leavesBy = func(req openRequest) string { return req.target.Interface }
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		time.Sleep(2*interval + interval/2)
+
+		tell := func(lost func(flow) bool, rerouted func(netip.Addr) bool) []openRequest {
+			s.mu.Lock()
+			s.net.opened = nil
+			for range 3 { // more of the same costs nothing
+				s.waysChanged(lost, rerouted)
+			}
+			s.mu.Unlock()
+			time.Sleep(interval + reopenAhead)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.net.opened
+		}
+		none := func(netip.Addr) bool { return false }
+		opened := tell(func(f flow) bool { return f.(*simFlow).path.flow.Interface == "eth7" }, none)
+		for _, req := range opened {
+			if req.target.Interface != "eth7" || req.refresh {
+				t.Errorf("%s of %s was opened; refresh: %t", req.target.Name, req.target.Interface, req.refresh)
+			}
+		}
+		looked := tell(func(flow) bool { return false }, func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.33") })
+		for _, req := range looked {
+			if req.target.Address != "192.0.2.33" || !req.refresh || !req.wayOnly {
+				t.Errorf("%s to %s was looked at; refresh: %t", req.target.Name, req.target.Address, req.refresh)
+			}
+		}
+		if len(opened) != paths/50 || len(looked) != paths/100 {
+			t.Errorf("%d paths were opened anew and %d looked at, want %d and %d", len(opened), len(looked), paths/50, paths/100)
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range s.Paths() {
+			if p.Sent != p.Received || len(p.NotSent) != 0 || uint64(len(samples[i])) != p.Sent {
+				t.Errorf("%s: %+v, %d samples", p.Target.Name, p.Counters, len(samples[i]))
+			}
+		}
+	})
+}
+
+// Routes that never rest do not have a name looked up more often, nor less.
+func TestRoutesThatNeverRest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		named := simTarget("a", 100*ms)
+		named.Address = "far.example"
+		s := simulate(t, nil, named)
+		s.net.reach = func(p *simProbe) { p.answer(ms) }
+		names, ways := 0, 0
+		s.net.opens = func(req openRequest) (netip.Addr, error) {
+			if req.refresh && req.wayOnly {
+				ways++
+			} else {
+				names++
+			}
+			return netip.MustParseAddr("192.0.2.1"), nil
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		const minutes = 10
+		for range minutes * 60 * 20 {
+			time.Sleep(50 * ms)
+			s.mu.Lock()
+			s.waysChanged(func(flow) bool { return false }, func(netip.Addr) bool { return true })
+			s.mu.Unlock()
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if names < minutes || names > minutes+2 {
+			t.Errorf("the name was looked up %d times in %d minutes", names, minutes)
+		}
+		if most := minutes * 60 * 10; ways < most/2 || ways > most {
+			t.Errorf("the way was looked at %d times, want about once for each of %d probes", ways, most)
+		}
+	})
+}
+
+// What keeps many paths from being used has one line, and so has its end.
+func TestTroubleInCommonHasOneLine(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const paths = 200
+		targets := manyTargets(paths, 10*time.Second)
+		for i := range targets {
+			targets[i].Interface = fmt.Sprintf("eth%d", i%2)
+		}
+		core, logged := observer.New(zap.InfoLevel)
+		s := simulate(t, func(c *Config) {
+			c.Logger = zap.New(core)
+			c.Emit = func(int, store.Sample) {}
+		}, targets...)
+		s.net.leavesBy = func(req openRequest) string { return req.target.Interface }
+		s.net.reach = func(p *simProbe) { p.answer(ms) }
+		absent := false
+		s.net.opens = func(req openRequest) (netip.Addr, error) {
+			if absent && req.target.Interface == "eth1" {
+				return netip.Addr{}, noInterface("eth1", netns.ErrNoLink)
+			}
+			return netip.MustParseAddr("192.0.2.1"), nil
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		time.Sleep(20 * time.Second)
+		logged.TakeAll()
+		for range 2 { // it comes back for a moment
+			s.mu.Lock()
+			absent = true
+			s.waysChanged(func(f flow) bool { return f.(*simFlow).path.flow.Interface == "eth1" }, func(netip.Addr) bool { return false })
+			s.mu.Unlock()
+			time.Sleep(10 * time.Minute)
+			s.mu.Lock()
+			absent = false
+			s.mu.Unlock()
+			time.Sleep(20 * time.Second)
+		}
+		time.Sleep(10 * time.Minute)
+		var said []string
+		for _, line := range logged.TakeAll() {
+			said = append(said, fmt.Sprint(line.Message, " ", line.ContextMap()["interface"], " ", line.ContextMap()["paths"]))
+		}
+		want := []string{"interface cannot be used; trying on eth1 100", "interface works again eth1 100"}
+		if diff := cmp.Diff(want, said); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+		if err := s.SetTargets(nil); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(20 * time.Second)
+		s.mu.Lock()
+		if len(s.causes) != 0 {
+			t.Errorf("causes are left: %v", s.causes)
+		}
+		s.mu.Unlock()
+		stop()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	})
+}
