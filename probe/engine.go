@@ -693,6 +693,9 @@ func (e *Engine) opened(p *path, f flow, info FlowInfo, err error) {
 		e.retire(p)
 		p.reason = d.reason
 		e.reopen(p)
+		if p.literal && p.due-int64(reopenAhead) <= now { // too late for that probe
+			p.reopenAt = max(p.reopenAt, p.due+int64(p.target.Interval-reopenAhead))
+		}
 		e.cfg.Opened(p.number, info, d)
 		return
 	}

@@ -227,15 +227,29 @@ func (n *hostNetwork) open(ctx context.Context, req openRequest) (flow, FlowInfo
 	return nil, FlowInfo{}, err
 }
 
-// openTo opens a flow to remote. While nothing has changed it asks for an
-// interface that is not there once: thousands of paths may want it.
+// openTo opens a flow to remote. That there is no way it finds out at little
+// cost: thousands of paths may ask before each of their probes.
 func (n *hostNetwork) openTo(req openRequest, remote netip.Addr) (f *hostFlow, err error) {
 	e, name := n.engine, interfaceOf(&req.target, remote)
+	var link netns.Link
 	e.mu.Lock()
-	looks, absent := n.looks, n.here != nil && n.absent[name]
+	looks, known := n.looks, n.here != nil
+	absent := known && n.absent[name]
+	if known && name != "" {
+		link, known = n.here.link(name)
+	}
 	e.mu.Unlock()
 	if absent {
 		return nil, noInterface(name, fmt.Errorf("interface %q: %w", name, netns.ErrNoLink))
+	}
+	if known {
+		routes, err := n.openRoutes()
+		if err != nil {
+			return nil, err
+		}
+		if _, err := wayTo(routes.To, &req.target, remote, link); errors.Is(err, netns.ErrNoRoute) {
+			return nil, err
+		}
 	}
 	err = n.ns.Do(func() (err error) {
 		f, err = n.openIn(req, remote)
@@ -262,7 +276,11 @@ func noInterface(name string, err error) *downError {
 func (n *hostNetwork) broken(name string) bool {
 	n.engine.mu.Lock()
 	defer n.engine.mu.Unlock()
-	return name != "" && n.here != nil && !n.here.passes(name)
+	if name == "" || n.here == nil {
+		return false
+	}
+	link, _ := n.here.link(name)
+	return !link.Carrier
 }
 
 // interfaceOf is the interface that a target names; empty: none.
@@ -319,15 +337,9 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 		}
 	}
 	oif := link.Index // 0: whichever the route says
-	route, err := netns.RouteTo(remote, t.Source, oif)
+	route, err := wayTo(netns.RouteTo, t, remote, link)
 	if err != nil {
-		reason := store.NoRoute
-		if oif != 0 && !link.Carrier {
-			reason = store.NoCarrier
-		} else if _, other := netns.RouteTo(remote, netip.Addr{}, oif); t.Source.IsValid() && other == nil {
-			reason = store.NoInterface // none has the source address
-		}
-		return nil, down(reason, "%w", err)
+		return nil, err
 	}
 	if route.Link != link.Index {
 		if link, err = netns.LinkByIndex(route.Link); err != nil {
@@ -371,6 +383,24 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 		f.info.Step = StepSocket
 	}
 	return f, n.watch(f)
+}
+
+// wayTo asks which way a target's packets would take, by link if it names one. A
+// *downError says why there is none.
+func wayTo(ask func(dst, src netip.Addr, oif int) (netns.Route, error), t *target.Target, remote netip.Addr, link netns.Link) (netns.Route, error) {
+	route, err := ask(remote, t.Source, link.Index)
+	if err == nil {
+		return route, nil
+	}
+	reason := store.NoRoute
+	if link.Index != 0 && !link.Carrier {
+		reason = store.NoCarrier
+	} else if t.Source.IsValid() {
+		if _, err := ask(remote, netip.Addr{}, link.Index); err == nil {
+			reason = store.NoInterface // none has the source address
+		}
+	}
+	return netns.Route{}, down(reason, "%w", err)
 }
 
 // openBPF has the kernel half stamp the packets of f, or says why it cannot.

@@ -58,6 +58,9 @@ func (e *Engine) trouble(p *path, what string, fields ...zap.Field) {
 // many paths has a line for all of them.
 func (e *Engine) hindered(p *path, what string, d *downError) {
 	if d.cause == nil {
+		if p.cause != nil && !p.cause.over() {
+			return // the aftermath: with an interface go routes that come back later
+		}
 		e.trouble(p, what, zap.Stringer("reason", d.reason), zap.Error(d))
 		return
 	}

@@ -54,15 +54,14 @@ func lookAround() (*surroundings, error) {
 	return s, nil
 }
 
-// passes reports whether there is an interface of that name, and packets can
-// pass it.
-func (s *surroundings) passes(name string) bool {
+// link is the interface of that name, if there is one.
+func (s *surroundings) link(name string) (netns.Link, bool) {
 	for _, l := range s.links {
 		if l.Name == name {
-			return l.Carrier
+			return l, true
 		}
 	}
-	return false
+	return netns.Link{}, false
 }
 
 // follow has the paths follow what happens to interfaces, addresses and routes,

@@ -102,13 +102,16 @@ type tapes struct {
 	samples map[string][]store.Sample
 }
 
-func record(t *testing.T, ns *netnstest.NS, targets ...target.Target) *tapes {
+func record(t *testing.T, ns *netnstest.NS, edit func(*Config), targets ...target.Target) *tapes {
 	t.Helper()
 	r := &tapes{t: t, samples: make(map[string][]store.Sample)}
 	for _, target := range targets {
 		r.names = append(r.names, target.Name)
 	}
 	r.run = begin(t, ns, func(c *Config) {
+		if edit != nil {
+			edit(c)
+		}
 		c.Emit = func(path int, s store.Sample) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -212,7 +215,7 @@ func testInterfacesThatComeAndGo(t *testing.T, attach target.Attach) {
 			}
 		})
 	}
-	r := record(t, near,
+	r := record(t, near, nil,
 		named("named", farAddr, func(t *target.Target) { t.Interface = "eth1" }),
 		named("routed", farAddr, nil), named("six", farAddr6, nil),
 		named("other", "10.2.0.2", nil))
@@ -224,8 +227,11 @@ func testInterfacesThatComeAndGo(t *testing.T, attach target.Attach) {
 	step := func(what string, change func()) {
 		t.Helper()
 		change()
+		forgetNeighbours(t, near, "eth1")
 		r.resumes(what, now(), link1...)
 		awaitAttached(t, reflector, what, "eth1"+tc, "eth2"+tc, "lo"+tc)
+		answered := kernelResults(t, reflector)["eth1 answered"]
+		await(t, "answers by the kernel: "+what, func() bool { return kernelResults(t, reflector)["eth1 answered"] >= answered+3 })
 	}
 	gone := func(what string, moment int64) {
 		t.Helper()
@@ -235,20 +241,21 @@ func testInterfacesThatComeAndGo(t *testing.T, attach target.Attach) {
 			t.Errorf("%s: attached at %v", what, at)
 		}
 	}
-	rename := func(from, to string) {
+	rename := func(ns *netnstest.NS, from, to string, cidrs []string) {
 		t.Helper()
-		near.Exec(t, "ip", "link", "set", from, "down")
-		near.Exec(t, "ip", "link", "set", from, "name", to)
-		near.Exec(t, "ip", "link", "set", to, "up")
-		near.Exec(t, "ip", "addr", "replace", nearCIDRs[1], "dev", to, "nodad")
-		awaitCarrier(t, near, to)
+		ns.Exec(t, "ip", "link", "set", from, "down") // before Linux 6.2 it has to be
+		ns.Exec(t, "ip", "link", "set", from, "name", to)
+		ns.Exec(t, "ip", "link", "set", to, "up")
+		ns.Exec(t, "ip", "addr", "replace", cidrs[1], "dev", to, "nodad")
+		awaitCarrier(t, ns, to)
 	}
-	home := func() {
+	back := func(to *netnstest.NS, cidrs []string) {
 		t.Helper()
-		near.Exec(t, "ip", "link", "set", "eth1", "up")
-		near.Exec(t, "ip", "addr", "add", nearCIDRs[0], "dev", "eth1")
-		near.Exec(t, "ip", "addr", "add", nearCIDRs[1], "dev", "eth1", "nodad")
-		awaitCarrier(t, near, "eth1")
+		elsewhere.Exec(t, "ip", "link", "set", "eth1", "netns", to.Name)
+		to.Exec(t, "ip", "link", "set", "eth1", "up")
+		to.Exec(t, "ip", "addr", "add", cidrs[0], "dev", "eth1")
+		to.Exec(t, "ip", "addr", "add", cidrs[1], "dev", "eth1", "nodad")
+		awaitCarrier(t, to, "eth1")
 	}
 
 	// Case 53, and case 97.
@@ -264,23 +271,40 @@ func testInterfacesThatComeAndGo(t *testing.T, attach target.Attach) {
 	})
 	step("renamed and back", func() {
 		moment := now()
-		rename("eth1", "lan1")
+		rename(near, "eth1", "lan1", nearCIDRs)
 		r.stops("renamed", moment, "named", store.NoInterface)
+		forgetNeighbours(t, near, "lan1")
 		r.resumes("renamed", now(), "routed", "six")
-		rename("lan1", "eth1")
+		rename(near, "lan1", "eth1", nearCIDRs)
 	})
 	step("moved and back at once", func() {
 		near.Exec(t, "ip", "link", "set", "eth1", "netns", elsewhere.Name)
-		elsewhere.Exec(t, "ip", "link", "set", "eth1", "netns", near.Name)
-		home()
+		back(near, nearCIDRs)
 	})
 	step("moved and back later", func() {
 		moment := now()
 		near.Exec(t, "ip", "link", "set", "eth1", "netns", elsewhere.Name)
 		gone("moved", moment)
 		nothingAttached(t, elsewhere, "eth1")
-		elsewhere.Exec(t, "ip", "link", "set", "eth1", "netns", near.Name)
-		home()
+		back(near, nearCIDRs)
+	})
+	step("the far end renamed and back", func() {
+		rename(far, "eth1", "lan1", farCIDRs)
+		awaitAttached(t, reflector, "renamed", "eth2"+tc, "lan1"+tc, "lo"+tc)
+		rename(far, "lan1", "eth1", farCIDRs)
+	})
+	step("the far end moved and back", func() {
+		far.Exec(t, "ip", "link", "set", "eth1", "netns", elsewhere.Name)
+		awaitAttached(t, reflector, "moved", "eth2"+tc, "lo"+tc)
+		nothingAttached(t, elsewhere, "eth1")
+		back(far, farCIDRs)
+	})
+	step("the far end without addresses for a while", func() {
+		for _, cidr := range farCIDRs {
+			far.Exec(t, "ip", "addr", "del", cidr, "dev", "eth1")
+		}
+		far.Exec(t, "ip", "addr", "add", farCIDRs[0], "dev", "eth1")
+		far.Exec(t, "ip", "addr", "add", farCIDRs[1], "dev", "eth1", "nodad")
 	})
 	step("given other addresses", func() {
 		near.Exec(t, "ip", "addr", "del", nearCIDRs[0], "dev", "eth1")
@@ -348,6 +372,13 @@ func testInterfacesThatComeAndGo(t *testing.T, attach target.Attach) {
 	nothingAttached(t, near, "eth2")
 }
 
+// forgetNeighbours lets the next probe ask for its neighbour. One that asked
+// before the neighbour had its address would have the kernel wait for a second.
+func forgetNeighbours(t *testing.T, ns *netnstest.NS, name string) {
+	t.Helper()
+	ns.Exec(t, "ip", "neigh", "flush", "dev", name)
+}
+
 func namesOf(attachments []Attachment) (names []string) {
 	for _, a := range attachments {
 		names = append(names, a.Interface)
@@ -386,6 +417,106 @@ func nothingAttached(t *testing.T, ns *netnstest.NS, name string) {
 	}
 	if out := ns.Exec(t, "ip", "link", "show", "dev", name); strings.Contains(out, "xdp") {
 		t.Errorf("left at %s: %s", name, out)
+	}
+}
+
+// Thousands of paths stop and go on with their interface, which is one event.
+func TestThousandsOfPathsFollowTheirInterface(t *testing.T) {
+	lab := netnstest.New(t)
+	near, far := lab.Namespace("near"), lab.Namespace("far")
+	wire := func() { lab.Veth(near, "eth1", nearCIDRs, far, "eth1", farCIDRs) }
+	wire()
+	lab.Veth(near, "eth2", []string{"10.2.0.1/24"}, far, "eth2", []string{"10.2.0.2/24"})
+	const paths = 2000
+	slow := func(t *target.Target) { t.Interval, t.Timeout, t.LateWindow = time.Second, time.Second, time.Second }
+	targets := manyFar(t, near, far, paths, slow)
+	other := to("10.2.0.2", slow)
+	other.Name = "other"
+	reflectIn(t, far, func(c *ReflectorConfig) { c.Mode, c.Logger = ReflectAuto, zap.NewNop() })
+	core, logged := observer.New(zap.WarnLevel)
+	r := record(t, near, func(c *Config) { c.AtOnce, c.Logger = false, zap.New(core) }, append(targets, other)...)
+	all := func(what string, moment int64, want func([]store.Sample) bool) {
+		t.Helper()
+		await(t, what+" on all paths", func() bool {
+			for _, target := range targets {
+				if !want(r.since(target.Name, moment)) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	answered := func(s store.Sample) bool { return s.Outcome == store.OnTime && s.TX == store.TCEgress }
+	all("replies", 0, func(s []store.Sample) bool { return slices.ContainsFunc(s, answered) })
+	begun, moment := now(), now()
+	near.Exec(t, "ip", "link", "del", "eth1")
+	all("none sent", moment, func(s []store.Sample) bool {
+		return slices.ContainsFunc(s, func(s store.Sample) bool { return s.Outcome == store.NotSent && s.Reason == store.NoRoute })
+	})
+	wire()
+	near.Exec(t, "ip", "route", "add", "10.9.0.0/16", "via", farAddr)
+	moment = now()
+	// An interval for the first, and one more for a busy machine to open them all.
+	all("three probes", moment, func(s []store.Sample) bool { return len(s) >= 3 })
+	late := 0
+	for _, target := range targets {
+		if !answered(r.since(target.Name, moment)[2]) {
+			late++
+		}
+	}
+	if late > 0 {
+		t.Errorf("%d paths did not have their third probe answered and stamped by the kernel half", late)
+	}
+	r.stop()
+	for _, s := range r.since("other", begun) {
+		if !answered(s) {
+			t.Errorf("on the other link: %s (%s), tx %s", s.Outcome, s.Reason, s.TX)
+		}
+	}
+	if lines := logged.All(); len(lines) != 1 || lines[0].ContextMap()["paths"] != int64(paths) || lines[0].ContextMap()["interface"] != "eth1" {
+		t.Errorf("%d lines: %v; want one, of eth1 and %d paths", len(lines), lines[:min(len(lines), 3)], paths)
+	}
+}
+
+// What somebody has taken away is noticed when the engine looks around, as it
+// does each 30 s, and not by replies that pass.
+func TestFiltersThatSomebodyRemoved(t *testing.T) {
+	near, far := link(t)
+	reflectIn(t, far, nil)
+	r := record(t, near, nil, to(farAddr, func(t *target.Target) { t.Interval, t.Attach = 500*ms, target.AttachClsact }))
+	r.resumes("start", now(), "a")
+	near.Exec(t, "tc", "filter", "del", "dev", "eth1", "ingress")
+	r.net.(*hostNetwork).changed(netns.Change{Links: true})
+	r.resumes("removed", now(), "a")
+}
+
+// A namespace that is not there has one line, however many paths want it.
+func TestMissingNamespaceHasOneLine(t *testing.T) {
+	place, err := netns.ParsePlace(fmt.Sprintf("xtwt%d-missing", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const paths = 50
+	core, logged := observer.New(zap.InfoLevel)
+	samples := make(chan store.Sample, 1000)
+	e, err := New(Config{
+		Targets: manyTargets(paths, 100*ms), Place: place, AtOnce: true, Count: 3, Logger: zap.New(core),
+		Emit: func(_ int, s store.Sample) { samples <- s },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(samples)
+	for s := range samples {
+		if s.Outcome != store.NotSent || s.Reason != store.NoInterface {
+			t.Fatalf("%s for %s", s.Outcome, s.Reason)
+		}
+	}
+	if lines := logged.All(); len(lines) != 1 || lines[0].ContextMap()["paths"] != int64(paths) {
+		t.Errorf("%d lines: %v; want one, of %d paths", len(lines), lines[:min(len(lines), 3)], paths)
 	}
 }
 
