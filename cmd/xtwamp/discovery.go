@@ -172,7 +172,7 @@ func (d *daemon) watchAddresses(ctx context.Context) error {
 		if ns == nil {
 			ns = d.seams.namespace
 		}
-		return ns.Watch(ctx, d.discovery.Look)
+		return ns.Watch(ctx, func(netns.Change) { d.discovery.Look() })
 	}, func(error) {}) // it is discovery that says so, as soon as it needs them
 }
 
