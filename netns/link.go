@@ -22,6 +22,9 @@ const running = unix.IFF_UP | unix.IFF_LOWER_UP | unix.IFF_RUNNING
 // skipStats is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h: counters are most of an answer, and nobody here reads them.
 const skipStats = 1 << 3
 
+// KindVRF is the Kind of an l3mdev VRF.
+const KindVRF = "vrf"
+
 // Link is what the kernel says about an interface at one moment.
 type Link struct {
 	Index   int // meaningless outside its namespace
@@ -31,7 +34,8 @@ type Link struct {
 	Up      bool   // administratively
 	Carrier bool   // packets can pass
 	Flags   net.Flags
-	Kind    string // of a virtual interface: "veth", "vlan", "bond"; empty for hardware and loopback
+	Kind    string // of a virtual interface: "veth", "vlan", "vrf"; empty for hardware and loopback
+	Master  int    // index of the bridge, bond or VRF that it belongs to; 0: none
 	Lower   int    // of a VLAN: the index of the interface that it is on; 0 without one, or in another namespace
 	MAC     [6]byte
 	XDP     bool // a program is attached there, of whatever mode
@@ -121,6 +125,8 @@ func parseLink(b []byte) (Link, error) {
 	var elsewhere bool
 	for _, a := range attrs {
 		switch a.Attr.Type {
+		case unix.IFLA_MASTER:
+			link.Master = int(binary.NativeEndian.Uint32(a.Value))
 		case unix.IFLA_LINK:
 			lower = int(binary.NativeEndian.Uint32(a.Value))
 		case unix.IFLA_LINK_NETNSID:

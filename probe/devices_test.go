@@ -5,8 +5,11 @@ package probe
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -218,6 +221,71 @@ func TestVRF(t *testing.T) {
 	}
 	measureOver(t, near, far, "eth1", 30, bestTC())
 	say(t, "VRF", bestTC())
+}
+
+// vrfs has a VRF of each name in a namespace, with the interfaces that follow.
+func vrfs(t *testing.T, ns *netnstest.NS, interfaces map[string]string) {
+	t.Helper()
+	table := 10
+	for _, name := range slices.Sorted(maps.Keys(interfaces)) {
+		add(t, ns, name, "type", "vrf", "table", strconv.Itoa(table))
+		ns.Exec(t, "ip", "link", "set", name, "up")
+		ns.Exec(t, "ip", "link", "set", interfaces[name], "master", name)
+		table++
+	}
+}
+
+// Two VRFs of one host lead to neighbours that have the same address. A target that names a VRF is measured by it, and a reflector
+// of one answers there alone.
+func TestRolesInVRFs(t *testing.T) {
+	lab := netnstest.New(t)
+	host, left, right := lab.Namespace("host"), lab.Namespace("left"), lab.Namespace("right")
+	lab.Veth(host, "eth1", nil, left, "eth1", nil)
+	lab.Veth(host, "eth2", nil, right, "eth1", nil)
+	vrfs(t, host, map[string]string{"blue": "eth1", "red": "eth2"})
+	up(t, host, "eth1", 30, 1)
+	up(t, host, "eth2", 30, 1)
+	up(t, left, "eth1", 30, 2)
+	up(t, right, "eth1", 30, 2)
+
+	// The neighbours answer.
+	answered := func(r *Reflector) uint64 { return kernelResults(t, r)["eth1 answered"] }
+	atLeft := kernelReflectIn(t, left, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 "+bestTC().String())
+	atRight := kernelReflectIn(t, right, func(c *ReflectorConfig) { c.Interfaces = []string{"eth1"} }, "eth1 "+bestTC().String())
+	for _, address := range []string{"10.30.0.2", "2001:db8:30::2"} {
+		for _, stamps := range []target.Timestamps{target.TimestampsAuto, target.TimestampsSocket} {
+			before := answered(atRight)
+			_, status := measureIn(t, host, 20, to(address, func(t *target.Target) { t.Interface, t.Timestamps = "red", stamps }))
+			if status.Received != 20 {
+				t.Errorf("%s, %s: received %d of 20", address, stamps, status.Received)
+			}
+			if n := answered(atRight) - before; n != 20 || answered(atLeft) != 0 {
+				t.Errorf("%s, %s: the neighbour in the VRF answered %d, the other one %d", address, stamps, n, answered(atLeft))
+			}
+		}
+		samples, _ := measureIn(t, host, 20, to(address, func(t *target.Target) { t.Interface = "red" }))
+		checkSources(t, samples, store.TCEgress, store.TCIngress)
+	}
+
+	// They ask.
+	for _, mode := range []ReflectorMode{ReflectSocket, ReflectAuto} {
+		t.Run(mode.String(), func(t *testing.T) {
+			r := reflectIn(t, host, func(c *ReflectorConfig) { c.VRF, c.Mode = "blue", mode })
+			if mode == ReflectAuto {
+				until(t, "the kernel answers in the VRF", func() bool {
+					return slices.Equal(attachedAt(r), []string{"eth1 " + bestTC().String()})
+				})
+			}
+			for _, address := range []string{"10.30.0.1", "2001:db8:30::1"} {
+				if _, s := measureIn(t, left, 10, to(address, nil)); s.Received != 10 {
+					t.Errorf("%s answered %d of 10 in the VRF", address, s.Received)
+				}
+				if _, s := measureIn(t, right, 10, to(address, nil)); s.Received != 0 {
+					t.Errorf("%s answered %d of 10 in another VRF", address, s.Received)
+				}
+			}
+		})
+	}
 }
 
 // Cases 50 and 52.

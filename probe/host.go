@@ -311,7 +311,11 @@ func (n *hostNetwork) resolve(ctx context.Context, req openRequest) (netip.Addr,
 	case req.target.Source.IsValid():
 		network = "ip6"
 	}
-	addrs, err := n.ns.Place().LookupNetIP(ctx, network, host)
+	place := n.ns.Place()
+	if p := n.engine.cfg.Place; p.Device() != "" {
+		place = p
+	}
+	addrs, err := place.LookupNetIP(ctx, network, host)
 	switch {
 	case err != nil && req.current.IsValid():
 		return req.current, nil // as good as it was
@@ -337,6 +341,10 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 		}
 	}
 	oif := link.Index // 0: whichever the route says
+	receive := oif    // where replies must come in; in a VRF at any of its interfaces
+	if link.Kind == netns.KindVRF {
+		receive = 0
+	}
 	route, err := wayTo(netns.RouteTo, t, remote, link)
 	if err != nil {
 		return nil, err
@@ -371,7 +379,7 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 	}
 	switch {
 	case wantsBPF(*t):
-		if f.info.Refused = n.openBPF(f, req, link, oif); f.info.Refused == nil {
+		if f.info.Refused = n.openBPF(f, req, link, receive); f.info.Refused == nil {
 			break
 		}
 		fallthrough
@@ -403,8 +411,9 @@ func wayTo(ask func(dst, src netip.Addr, oif int) (netns.Route, error), t *targe
 	return netns.Route{}, down(reason, "%w", err)
 }
 
-// openBPF has the kernel half stamp the packets of f, or says why it cannot.
-func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif int) error {
+// openBPF has the kernel half stamp the packets of f, with replies at receive
+// alone if that is not 0, or says why it cannot.
+func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, receive int) error {
 	if req.noBPF {
 		return errors.New("replies bypass the kernel half")
 	}
@@ -429,7 +438,7 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif
 	if s != nil {
 		f.info.Local = netip.AddrPortFrom(own.Addr(), s.port)
 	}
-	if err := f.register(dev, &req.target, uint32(oif)); err != nil {
+	if err := f.register(dev, &req.target, uint32(receive)); err != nil {
 		n.engine.mu.Lock()
 		defer n.engine.mu.Unlock()
 		n.unshare(f, s)
@@ -439,7 +448,7 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, oif
 	if s != nil {
 		unix.Close(f.fd)
 		f.sender, f.fd = s, s.fd
-		f.envelope = newEnvelope(own.Addr(), f.info.Remote, oif)
+		f.envelope = newEnvelope(own.Addr(), f.info.Remote, f.oif)
 	}
 	return nil
 }

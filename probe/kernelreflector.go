@@ -90,6 +90,7 @@ type kernelReflector struct {
 	closed   bool
 	peers    []netip.Addr
 	routes   map[netip.Addr]int // interface that leads there; 0: none
+	vrf      int                // index of the one that it is for; 0: none
 	stale    bool               // routes and interfaces may have changed
 	devices  map[int]*reflectingDevice
 	refused  map[int][]Refusal // by interface index
@@ -279,6 +280,9 @@ func (k *kernelReflector) refreshIn() error {
 	if err != nil {
 		return err
 	}
+	if k.vrf, links, addresses, err = inVRF(k.cfg.VRF, links, addresses); err != nil {
+		return err
+	}
 	routes, err := netns.OpenRoutes() // to thousands of peers, perhaps
 	if err != nil {
 		return err
@@ -300,6 +304,32 @@ func (k *kernelReflector) refreshIn() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// inVRF returns the index of a VRF, its interfaces, and the addresses of these
+// and its own; all there are if it has no name.
+func inVRF(name string, links []netns.Link, addresses []netns.Address) (vrf int, in []netns.Link, at []netns.Address, err error) {
+	if name == "" {
+		return 0, links, addresses, nil
+	}
+	i := slices.IndexFunc(links, func(l netns.Link) bool { return l.Name == name && l.Kind == netns.KindVRF })
+	if i < 0 {
+		return 0, nil, nil, fmt.Errorf("VRF %q: %w", name, netns.ErrNoLink)
+	}
+	vrf = links[i].Index
+	ours := map[int]bool{vrf: true}
+	for _, l := range links {
+		if l.Master == vrf {
+			in = append(in, l)
+			ours[l.Index] = true
+		}
+	}
+	for _, a := range addresses {
+		if ours[a.Link] {
+			at = append(at, a)
+		}
+	}
+	return vrf, in, at, nil
 }
 
 // allowed is whom the kernel half answers: single addresses and prefixes.
@@ -401,7 +431,7 @@ func (k *kernelReflector) routeTo(routes *netns.Routes, a netip.Addr, links []ne
 	}
 	if i := slices.IndexFunc(links, func(l netns.Link) bool { return l.Name == a.Zone() }); i >= 0 {
 		k.routes[a] = links[i].Index
-	} else if route, err := routes.To(a.WithZone(""), netip.Addr{}, 0); err == nil {
+	} else if route, err := routes.To(a.WithZone(""), netip.Addr{}, k.vrf); err == nil {
 		k.routes[a] = route.Link
 	} else {
 		k.routes[a] = 0 // looked up again when something changes, and each minute

@@ -48,8 +48,10 @@ type ReflectorConfig struct {
 	// Interfaces are those on which the kernel answers; none: those that lead
 	// to who is allowed, or with AllowAny all that are up.
 	Interfaces []string
-	Namespace  *netns.Namespace
-	Logger     *zap.Logger
+	// VRF, if set, is the one whose interfaces it answers on, and no others.
+	VRF       string
+	Namespace *netns.Namespace
+	Logger    *zap.Logger
 }
 
 // Result is what became of a packet that reached the reflector.
@@ -137,7 +139,7 @@ func (cfg ReflectorConfig) listen(network string, l netip.AddrPort) (conn *net.U
 		address = l.String()
 	}
 	lc := net.ListenConfig{Control: func(network, _ string, raw syscall.RawConn) error {
-		return reflectorOptions(network, raw)
+		return errors.Join(reflectorOptions(network, raw), cfg.bindToVRF(raw))
 	}}
 	err = cfg.Namespace.Do(func() error {
 		c, err := lc.ListenPacket(context.Background(), network, address)
@@ -153,6 +155,20 @@ func (cfg ReflectorConfig) listen(network string, l netip.AddrPort) (conn *net.U
 		return nil
 	})
 	return conn, err
+}
+
+// bindToVRF lets a socket have what comes in by the VRF, and nothing else.
+func (cfg ReflectorConfig) bindToVRF(raw syscall.RawConn) (err error) {
+	if cfg.VRF == "" {
+		return nil
+	}
+	if e := raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), cfg.VRF) }); e != nil {
+		return e
+	}
+	if err != nil {
+		return fmt.Errorf("bind to VRF %s: %w", cfg.VRF, err)
+	}
+	return nil
 }
 
 // TryListen binds the sockets of a reflector at cfg.Listen and closes them again.

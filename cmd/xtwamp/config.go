@@ -416,10 +416,8 @@ func (c *config) check() (errs []*configError) {
 			bad(fmt.Sprintf("web.listen[%d]", i), "%v", err)
 		}
 	}
-	if place, err := netns.ParsePlace(c.Namespaces.Probe); err != nil {
+	if _, err := netns.ParsePlace(c.Namespaces.Probe); err != nil {
 		bad("namespaces.probe", "%v", err)
-	} else if place.Device() != "" {
-		bad("namespaces.probe", "%q: expected a namespace; to probe in a VRF, give each target its interface", c.Namespaces.Probe)
 	}
 	if _, err := netns.ParsePlace(c.Namespaces.Ledger); err != nil {
 		bad("namespaces.ledger", "%v", err)
@@ -555,6 +553,9 @@ func (c *config) target(tc targetConfig) (target.Target, error) {
 			return t, fmt.Errorf("%q: expected an IP address", tc.Source)
 		}
 		t.Source = a
+	}
+	if place, err := netns.ParsePlace(c.Namespaces.Probe); err == nil && t.Interface == "" {
+		t.Interface = place.Device() // a VRF
 	}
 	return t, nil
 }

@@ -247,3 +247,15 @@ func TestEmptyPartsKeepTheirDefaults(t *testing.T) {
 		t.Error("a host without a name got no error")
 	}
 }
+
+// In a VRF targets that name no interface are those of the VRF.
+func TestProbingInAVRF(t *testing.T) {
+	c, err := parseConfig("c.yml", []byte("namespaces: {probe: \"vrf:red\"}\ntargets:\n- {name: a, address: 192.0.2.1}\n- {name: b, address: 192.0.2.1, interface: eth1}\n"), "host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets, err := c.targets(c.Targets)
+	if err != nil || targets[0].Interface != "red" || targets[1].Interface != "eth1" {
+		t.Errorf("%v, %+v", err, targets)
+	}
+}

@@ -568,7 +568,7 @@ func (d *daemon) reflect(ctx context.Context, ns *netns.Namespace) error {
 	}
 	rc := probe.ReflectorConfig{
 		Mode: mode, Allow: allow, AllowAny: everybody, Stateful: c.Stateful, RateLimit: c.RateLimit, ExtendShort: c.ExtendShort,
-		Namespace: ns, Logger: d.log.Named("reflector"),
+		VRF: d.interfaces.Device(), Namespace: ns, Logger: d.log.Named("reflector"),
 	}
 	for _, l := range c.Listen {
 		address, err := parseListen(l)

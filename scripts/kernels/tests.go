@@ -23,7 +23,7 @@ var tests = []testRun{
 	},
 	{
 		Package: "probe",
-		Run: "^Test(Ethernet|SocketReflector|VLAN|Bond|VLANOnBond|BondAnswersOnce|VRF|Tunnels|TUN|XDPOnHardware" +
+		Run: "^Test(Ethernet|SocketReflector|VLAN|Bond|VLANOnBond|BondAnswersOnce|VRF|RolesInVRFs|Tunnels|TUN|XDPOnHardware" +
 			"|XDPTimestamps|LadderOnVeth|Loopback|KernelWithoutRingBuffer|KernelReflectorComesBackToClsact" +
 			"|InterfacesThatComeAndGo)$",
 		// Where tcx is not, "auto" is clsact.

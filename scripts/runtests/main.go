@@ -39,6 +39,7 @@ var allowedSkips = map[string]string{
 	"github.com/xtwamp/xtwamp/probe TestVLANOnBond":      kernels,
 	"github.com/xtwamp/xtwamp/probe TestBondAnswersOnce": kernels,
 	"github.com/xtwamp/xtwamp/probe TestVRF":             kernels,
+	"github.com/xtwamp/xtwamp/probe TestRolesInVRFs":     kernels,
 	"github.com/xtwamp/xtwamp/probe TestTunnels/gre":     kernels,
 	"github.com/xtwamp/xtwamp/probe TestTunnels/ipip":    kernels,
 	"github.com/xtwamp/xtwamp/probe TestXDPOnHardware":   kernels,
