@@ -3,11 +3,11 @@
 #
 # Usage: scripts/demo.sh
 #
-# Two "switches", each a network namespace with a running xtwamp, joined by two links, measure each other for
-# DEMO_SECONDS (60) and submit to a ledger with two endpoints, in a namespace of its own. In the middle the ledger is
-# out for a quarter of the time, and an epoch ends. Then the samples are read back from the stores and compared with the
-# ledger's accounts, and everything is removed again, also after Ctrl-C or a failure. With DEMO_KEEP=1 it goes on until
-# it is stopped and prints how to look around. Needs root, iproute2, Go and bin/xtwamp (make build).
+# Two "switches", each a network namespace with a running xtwamp, joined by two links that a ledger tells them of, measure
+# each other for DEMO_SECONDS (60) and submit to that ledger, which has two endpoints and a namespace of its own. In the
+# middle it is out for a quarter of the time, and an epoch ends. Then the samples are read back from the stores and compared
+# with the ledger's accounts, and everything is removed again, also after Ctrl-C or a failure. With DEMO_KEEP=1 it goes on
+# until it is stopped and prints how to look around. Needs root, iproute2, Go and bin/xtwamp (make build).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -67,9 +67,11 @@ config() {
 		store: {path: $dir/$side/samples.db, commit_interval: 1s, min_free_bytes: 1MiB}
 		probe: {interval: 250ms, timeout: 500ms, late_window: 500ms}
 		targets:
-		  - {name: $side-$peer-1, address: 172.16.1.$(host "$peer"), interface: eth1, labels: $(labels 1 "$peer")}
-		  - {name: $side-$peer-2, address: "fd00:2::$(host "$peer")", interface: eth2, dscp: 46, labels: $(labels 2 "$peer")}
+		  - {name: ipv6, address: "fd00:2::$(host "$peer")", interface: eth2, dscp: 46}
+		discovery:
+		  doublezero: {enabled: true, refresh: 5s}
 		doublezero:
+		  serviceability_program: $(known program serviceability)
 		  telemetry_program: $(known program telemetry)
 		  rpc_urls: [http://10.99.$(host "$side").1:8899, http://10.99.$(host "$side").1:8898]
 		  device: $(known device "$side")
@@ -80,10 +82,8 @@ config() {
 	END
 }
 
-# known KIND NAME [N]: a public key that the ledger told, the Nth of that name.
-known() { awk -v kind="$1" -v name="$2" -v n="${3:-1}" '$1 == kind && $2 == name && ++seen == n { print $3 }' "$dir/ledger.out"; }
-
-labels() { echo "{doublezero.link: $(known link a:b "$1"), doublezero.target: $(known device "$2")}"; }
+# known KIND NAME: a public key that the ledger told.
+known() { awk -v kind="$1" -v name="$2" '$1 == kind && $2 == name { print $3 }' "$dir/ledger.out"; }
 
 # tell REQUEST: steers the ledger.
 tell() {
@@ -158,6 +158,7 @@ start b "$b" a
 if [[ $keep == 1 ]]; then
 	heading 'Running until Ctrl-C; look around with'
 	cat <<-END
+		  $xtwamp status --socket $dir/a.sock
 		  $xtwamp samples --socket $dir/a.sock --since 10s
 		  ip netns exec $a $xtwamp ping 172.16.1.1
 		  ip netns exec $a bash                            # then: tc filter show dev eth1 ingress
@@ -192,6 +193,9 @@ while ((SECONDS - begin < seconds)); do
 	printf '.'
 done
 echo
+
+heading 'How switch-a is: xtwamp status'
+"$xtwamp" status --socket "$dir/a.sock" | sed 's/^/  /' || true # its exit code says how
 
 heading 'Metrics of switch-a'
 metrics "$a" >"$dir/metrics"
@@ -249,8 +253,9 @@ for side in a b; do
 	delivered=$(cat "$dir/$side/out/"*.ndjson | wc -l)
 	printf '  switch-%s: %d samples stored, %d answered, %d with both time stamps by eBPF, %d delivered to files\n' \
 		"$side" "$stored" "$answered" "$kernel" "$delivered"
-	# Two links at 4 probes/s; while only one side is up, at the start and at the end, its probes are lost.
-	if ((stored < 2 * 4 * (seconds - 1) || answered < stored - 2 * 4 * 2 || answered == 0 || delivered != stored)); then
+	# Three paths at 4 probes/s, two of which begin when the ledger has told of them; while only one side is up, at the start
+	# and at the end, its probes are lost.
+	if ((stored < 3 * 4 * (seconds - 2) || answered < stored - 3 * 4 * 2 || answered == 0 || delivered != stored)); then
 		status=1
 	fi
 	if ((kernel < answered)); then
