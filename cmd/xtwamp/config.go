@@ -19,6 +19,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/prometheus/exporter-toolkit/web"
 
 	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/probe/target"
@@ -60,6 +61,7 @@ type namespacesConfig struct {
 
 type webConfig struct {
 	Listen            []string `yaml:"listen"`
+	ConfigFile        string   `yaml:"config_file"`
 	Lifecycle         bool     `yaml:"lifecycle"`
 	Pprof             bool     `yaml:"pprof"`
 	PerPathHistograms bool     `yaml:"per_path_histograms"`
@@ -415,6 +417,9 @@ func (c *config) check() (errs []*configError) {
 		if _, err := parseListen(l); err != nil {
 			bad(fmt.Sprintf("web.listen[%d]", i), "%v", err)
 		}
+	}
+	if err := web.Validate(c.Web.ConfigFile); err != nil {
+		bad("web.config_file", "%v", err)
 	}
 	if _, err := netns.ParsePlace(c.Namespaces.Probe); err != nil {
 		bad("namespaces.probe", "%v", err)

@@ -68,15 +68,21 @@ func seriesOf(t *testing.T, d *daemon, value string) (families []string) {
 // edit replaces a text of the configuration, which must be there.
 func (l *ledgerLab) edit(old, with string) {
 	l.Helper()
-	text, err := os.ReadFile(l.config)
+	edit(l, l.config, old, with)
+}
+
+// edit replaces a text of a file, which must be there.
+func edit(t testing.TB, file, old, with string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
-		l.Fatal(err)
+		t.Fatal(err)
 	}
 	if !strings.Contains(string(text), old) {
-		l.Fatalf("no %q in the configuration", old)
+		t.Fatalf("no %q in %s", old, file)
 	}
-	if err := os.WriteFile(l.config, []byte(strings.Replace(string(text), old, with, 1)), 0o600); err != nil {
-		l.Fatal(err)
+	if err := os.WriteFile(file, []byte(strings.Replace(string(text), old, with, 1)), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

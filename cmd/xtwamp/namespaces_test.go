@@ -4,7 +4,6 @@ package main
 
 import (
 	"net/http"
-	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -19,14 +18,7 @@ const webAddress = "127.0.0.1:9862"
 func configWithRoles(t *testing.T, namespaces string) (dir, file string) {
 	t.Helper()
 	dir, file = switchConfig(t, "namespaces: "+namespaces+"\n")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	listening := strings.Replace(string(text), "web: {listen: []}", `web: {listen: ["`+webAddress+`"]}`, 1)
-	if err := os.WriteFile(file, []byte(listening), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	edit(t, file, "web: {listen: []}", `web: {listen: ["`+webAddress+`"]}`)
 	return dir, file
 }
 

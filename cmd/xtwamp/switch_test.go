@@ -158,13 +158,18 @@ func (d *device) scrape() {
 			d.Logf("Prometheus:\n%s", logged)
 		}
 	})
-	place, err := netns.ParsePlace(d.management.Name)
-	if err != nil {
-		d.Fatal(err)
-	}
-	transport := &http.Transport{DialContext: place.Dial}
+	transport := &http.Transport{DialContext: placeOf(d, d.management).Dial}
 	d.Cleanup(transport.CloseIdleConnections)
 	d.scraper = &http.Client{Transport: transport, Timeout: 5 * time.Second}
+}
+
+func placeOf(t testing.TB, ns *netnstest.NS) netns.Place {
+	t.Helper()
+	place, err := netns.ParsePlace(ns.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return place
 }
 
 // query is the value that Prometheus has for an expression; false if it has none.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/exporter-toolkit/web"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
@@ -127,8 +129,9 @@ func answer(w http.ResponseWriter, faults []string, good string) {
 // long answer the next part of it.
 const writeTimeout = 2 * time.Minute
 
-// serveHTTP answers on l until ctx ends.
-func (d *daemon) serveHTTP(ctx context.Context, l net.Listener, lifecycle bool) error {
+// serveHTTP answers on l until ctx ends, with TLS and authentication if a file
+// of exporter-toolkit says so.
+func (d *daemon) serveHTTP(ctx context.Context, l net.Listener, lifecycle bool, file string) error {
 	server := &http.Server{
 		Handler:           d.handler(lifecycle),
 		ReadHeaderTimeout: 10 * time.Second,
@@ -148,7 +151,9 @@ func (d *daemon) serveHTTP(ctx context.Context, l net.Listener, lifecycle bool) 
 		}
 	})
 	defer stop()
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	// What it would log is that it serves, and what it returns.
+	flags := web.FlagConfig{WebConfigFile: &file}
+	if err := web.Serve(l, server, &flags, slog.New(slog.DiscardHandler)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	<-down // what is being answered has its time
@@ -167,7 +172,7 @@ func (d *daemon) serveWeb(ctx context.Context, address string) error {
 		if err != nil {
 			return fmt.Errorf("listen for HTTP on %s: %w", address, err)
 		}
-		return d.serveHTTP(ctx, l, d.cfg.Web.Lifecycle)
+		return d.serveHTTP(ctx, l, d.cfg.Web.Lifecycle, d.cfg.Web.ConfigFile)
 	}
 	return place.Each(ctx, serve, func(reason error) {
 		d.log.Warn("the web listener waits for its namespace", zap.Error(reason))
@@ -196,7 +201,7 @@ func (d *daemon) serveControl(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("listen on the control socket: %w", err)
 	}
-	return d.serveHTTP(ctx, l, true)
+	return d.serveHTTP(ctx, l, true, "")
 }
 
 // removeSocket removes a socket that nobody listens on any more, and nothing
