@@ -406,7 +406,7 @@ func (f *hostFlow) carrier() bool {
 	}
 	f.link.lookedAt = now
 	ifr, err := unix.NewIfreq(f.info.Interface)
-	if err != nil || unix.IoctlIfreq(f.fd, unix.SIOCGIFFLAGS, ifr) != nil {
+	if err != nil || !f.alive() || unix.IoctlIfreq(f.fd, unix.SIOCGIFFLAGS, ifr) != nil {
 		return true // gone altogether: sending will say so
 	}
 	const running = unix.IFF_UP | unix.IFF_RUNNING
@@ -422,7 +422,7 @@ func (f *hostFlow) carrier() bool {
 // and when it is back, the kernel's queue refuses everything for a while.
 func (f *hostFlow) changingCarrier() bool {
 	now := f.network.engine.clock.mono()
-	if !hasCarrier(f.fd, f.info.Interface) {
+	if f.alive() && !hasCarrier(f.fd, f.info.Interface) {
 		f.link.withoutAt = now
 	}
 	return f.link.withoutAt != 0 && now-f.link.withoutAt < int64(carrierSettles)
@@ -448,14 +448,17 @@ func (f *hostFlow) alive() bool {
 	if f.link.gone {
 		return false
 	}
-	ifr, err := unix.NewIfreq(f.info.Interface)
+	// Asked for a name that no interface has, the kernel looks for a module of that name, for seconds perhaps. An index has no such
+	// effect.
+	ifr, err := unix.NewIfreq("")
 	if err != nil {
 		return true
 	}
-	if err := unix.IoctlIfreq(f.fd, unix.SIOCGIFINDEX, ifr); err != nil {
+	ifr.SetUint32(uint32(f.ifindex))
+	if err := unix.IoctlIfreq(f.fd, unix.SIOCGIFNAME, ifr); err != nil {
 		return !errors.Is(err, unix.ENODEV)
 	}
-	return int(ifr.Uint32()) == f.ifindex
+	return ifr.Name() == f.info.Interface
 }
 
 // settle reads what is queued, and the probe's slot in the kernel.

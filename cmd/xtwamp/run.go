@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/probe"
@@ -101,6 +102,8 @@ type daemon struct {
 	loops      *loops
 	manager    *manager
 	histograms *histograms
+	histories  *histories
+	recent     *recent
 	read       func() (*config, error) // reads the configuration again; nil: there is none to read
 	reloads    reloads
 	started    time.Time
@@ -146,6 +149,8 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 			return nil, err
 		}
 	}
+	remembered := newRecent()
+	log = log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core { return zapcore.NewTee(c, remembered) }))
 	d := &daemon{
 		cfg:        cfg,
 		keypair:    keypair,
@@ -157,6 +162,8 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		addresses:  make(map[int]netip.Addr),
 		reloads:    reloads{success: time.Now()},
 		started:    time.Now(),
+		histories:  newHistories(),
+		recent:     remembered,
 		measuring:  newMilestone(),
 		reflected:  newMilestone(),
 	}
@@ -186,6 +193,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		Emit: func(path int, s store.Sample) {
 			d.ring.Put(path, s)
 			d.histograms.observe(path, &s)
+			d.histories.add(path, &s)
 		},
 		Began:  d.began,
 		Ended:  d.ended,
@@ -512,6 +520,7 @@ func (d *daemon) sinks() []sinkStatus {
 func (d *daemon) began(path int, t target.Target) {
 	d.ring.Began(path, t)
 	d.histograms.began(path, t)
+	d.histories.began(path, t)
 	// Whoever has an address gets answers from the start.
 	if a, err := netip.ParseAddr(t.Address); err == nil {
 		d.setPeer(path, a)
@@ -522,6 +531,7 @@ func (d *daemon) began(path int, t target.Target) {
 func (d *daemon) ended(path int) {
 	d.ring.Ended(path)
 	d.histograms.ended(path)
+	d.histories.ended(path)
 	d.setPeer(path, netip.Addr{})
 }
 

@@ -35,6 +35,7 @@ type daemonStatus struct {
 	Discovery  discoveryStatus `json:"discovery"`
 	Reload     reloadStatus    `json:"reload"`
 	Loops      []loopStatus    `json:"loops"`
+	Recent     []recentChange  `json:"recent"` // lines of the log, the newest first
 }
 
 const (
@@ -60,6 +61,7 @@ type pathStatus struct {
 	Lost       uint64            `json:"lost"`
 	Unknown    uint64            `json:"unknown"`
 	NotSent    map[string]uint64 `json:"not_sent"`
+	Hour       hourStatus        `json:"last_hour"`
 }
 
 // hookStatus is how far up the attach ladder an interface got.
@@ -147,7 +149,7 @@ type reloadStatus struct {
 func (d *daemon) status() daemonStatus {
 	s := daemonStatus{
 		Device: d.cfg.Device, Version: version, Commit: commit, Started: d.started, Time: time.Now(), State: stateHealthy, Problems: []string{},
-		Paths: []pathStatus{}, Interfaces: []hookStatus{}, Sinks: []sinkTotals{}, Loops: d.loops.status(),
+		Paths: []pathStatus{}, Interfaces: []hookStatus{}, Sinks: []sinkTotals{}, Loops: d.loops.status(), Recent: d.recent.newest(),
 	}
 	d.statusOfMeasuring(&s)
 	d.statusOfStore(&s)
@@ -162,11 +164,12 @@ func (d *daemon) statusOfMeasuring(s *daemonStatus) {
 	stats := d.engine.Stats()
 	s.Clock = clockStatus{stats.Clock.Synchronized, stats.Clock.Error.Nanoseconds(), int64(stats.ClockSteps)}
 	s.Interfaces = append(s.Interfaces, hooks(stats.Attachments)...)
+	hours := d.histories.hours(s.Time.UnixNano() - stats.Clock.Offset)
 	for _, p := range d.engine.Paths() {
 		path := pathStatus{
 			Path: p.Target.Name, Address: p.Target.Address, Interface: p.Target.Interface, Profile: p.Target.Profile, Labels: p.Target.Labels,
 			RTT: p.LastRTT, Sent: p.Sent, Received: p.Received, Late: p.Late, Lost: p.Lost, Unknown: p.Unknown,
-			NotSent: make(map[string]uint64),
+			NotSent: make(map[string]uint64), Hour: hours[p.Target.Name],
 		}
 		if p.Flow != nil {
 			path.Address, path.Interface = p.Flow.Remote.String(), p.Flow.Interface

@@ -101,7 +101,7 @@ func TestStatusForPeople(t *testing.T) {
 		Problems: []string{"nothing is sent to ams-fra: no_carrier", "the reflector is off: its port is not bound"},
 		Paths: []pathStatus{
 			{Path: "ams-lon", Address: "172.16.0.1:862", Interface: "eth1", Profile: "doublezero", Timestamps: "tcx", RTT: 4_321_987,
-				LastReply: ago(2500 * time.Millisecond), Sent: 1000, Received: 990, Lost: 10},
+				LastReply: ago(2500 * time.Millisecond), Hour: hourStatus{Answered: 356, Lost: 4, P50: 4_300_000, P99: 5_123_456}},
 			{Path: "ams-fra", Address: "172.16.0.3", Profile: "stamp", Reason: "no_carrier"},
 			{Path: "ams-par", Address: "172.16.0.5:862", Interface: "gre1", Profile: "stamp", Timestamps: "socket", Refused: "tcx: tunnel"},
 		},

@@ -26,9 +26,9 @@ func newStatusCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show how a running daemon is",
-		Long: `Show how a running daemon is: what is wrong, its links with the last RTT and the
-loss since they are measured, where time stamps are taken, the store, the sinks,
-the ledger's endpoints, discovery, and the loops that do the work.
+		Long: `Show how a running daemon is: what is wrong, its links with the last RTT and
+percentiles and loss of the last hour, where time stamps are taken, the store,
+the sinks, the ledger's endpoints, discovery, and the loops that do the work.
 
 Exit code 0: healthy; 1: degraded; 2: no daemon answers.`,
 		Example: `  xtwamp status
@@ -96,22 +96,16 @@ type printLine func(format string, args ...any)
 
 func (s *daemonStatus) printPaths(line printLine) {
 	line("")
-	line("PATH\tADDRESS\tINTERFACE\tPROFILE\tRTT\tLOSS\tLAST REPLY\tTIME STAMPS")
+	line("PATH\tADDRESS\tINTERFACE\tPROFILE\tRTT\tP50 1H\tP99 1H\tLOSS 1H\tLAST REPLY\tTIME STAMPS")
 	for _, p := range s.Paths {
-		rtt, loss := "-", "-"
-		if p.RTT > 0 {
-			rtt = microseconds(p.RTT)
-		}
-		if final := p.Received + p.Lost; final > 0 {
-			loss = fmt.Sprintf("%.2f %%", 100*float64(p.Lost)/float64(final))
-		}
 		stamps := p.Timestamps
 		if p.Reason != "" {
 			stamps = "not sent: " + p.Reason
 		} else if p.Refused != "" {
 			stamps += " (" + p.Refused + ")"
 		}
-		line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", p.Path, p.Address, dash(p.Interface), p.Profile, rtt, loss, s.ago(p.LastReply), stamps)
+		line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", p.Path, p.Address, dash(p.Interface), p.Profile, shortRTT(p.RTT),
+			shortRTT(p.Hour.P50), shortRTT(p.Hour.P99), lossShare(p.Hour), s.ago(p.LastReply), stamps)
 	}
 }
 

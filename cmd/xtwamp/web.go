@@ -54,9 +54,7 @@ func (d *daemon) handler(lifecycle bool) http.Handler {
 	stored("GET /api/v1/samples", func(w http.ResponseWriter, r *http.Request, log *store.Log) {
 		serveSamples(w, r, log, d.cfg.Device)
 	})
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, "xtwamp %s on %s\n\n/metrics\n/-/healthy\n/-/ready\n/api/v1/status\n/api/v1/paths\n/api/v1/samples?path=&after=&since=&until=&limit=\n", version, d.cfg.Device)
-	})
+	mux.HandleFunc("GET /{$}", d.servePage)
 	if d.cfg.Web.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
