@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os/exec"
 	"regexp"
 	"runtime"
@@ -18,7 +19,7 @@ import (
 )
 
 const (
-	latencyRounds = 5
+	latencyRounds = 11
 	// In each round each method sends this many probes, one per millisecond.
 	latencyProbes = 2000
 	// busyPerCPU processes compute without end on each CPU.
@@ -50,7 +51,7 @@ var errNotAvailable = errors.New("not available")
 // neither sched_autogroup nor a cgroup sets one side apart: what waits behind a reflector in user space depends on that by
 // a factor of 25, and changes from round to round by as much. The busy processes compute and use no memory to speak of;
 // where others empty the caches between two probes, the kernel's way through its own code takes ten times as long. The
-// methods take turns within a round.
+// methods take turns within a round, in an order drawn by lot.
 func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 	l, err := newLab(ctx)
 	if err != nil {
@@ -96,9 +97,9 @@ func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for round := range latencyRounds {
-		for i := range methods {
-			m := methods[(i+round)%len(methods)] // none always comes after the same other
+	for range latencyRounds {
+		for _, i := range rand.Perm(len(methods)) { // none always comes after the same other
+			m := methods[i]
 			if m.missing != "" {
 				continue
 			}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-const tcpRounds = 10
+const tcpRounds = 20
 
 // variant is a link with a kind of programs at both ends.
 type variant struct {
