@@ -262,3 +262,38 @@ func (d *device) written() (n int) {
 	}
 	return n
 }
+
+// A discovered link whose address is not there yet is not sent to, and begins when the interface has it. The next process measures it though
+// the ledger is away.
+func TestADiscoveredLinkBeginsWithItsAddress(t *testing.T) {
+	d := newDevice(t)
+	d.links.Exec(t, "ip", "address", "del", "172.16.0.0/31", "dev", "eth1")
+	dir, file := d.config("near")
+	edit(t, file, "refresh: 1s", "refresh: 1m") // an address is not to wait for that
+	p := startDaemon(t, d.links, dir, file)
+	scraped := func(name, label string) float64 {
+		_, scrape := getFrom(t, dir, "/metrics")
+		return metric(scrape, name, `path="near:far"`, label)
+	}
+	awaitState(t, "probes that are not sent", func() bool { return scraped("xtwamp_probes_not_sent_total", `reason="no_interface"`) > 3 })
+	if n := scraped("xtwamp_probes_sent_total", ""); n != 0 {
+		t.Errorf("%v probes sent without an address", n)
+	}
+	d.links.Exec(t, "ip", "address", "add", "172.16.0.0/31", "dev", "eth1")
+	awaitState(t, "replies", func() bool { return scraped("xtwamp_probes_received_total", "") > 3 })
+	if code := p.end(syscall.SIGINT); code != 0 {
+		t.Errorf("ended with %d\n%s", code, p.errs)
+	}
+
+	for _, address := range []string{"127.0.0.1:8899", "127.0.0.2:8899"} {
+		d.ledger.Inject(ledgertest.Fault{Kind: ledgertest.Silence, Address: address})
+	}
+	p = startDaemon(t, d.links, dir, file)
+	awaitState(t, "replies though the ledger is away", func() bool { return scraped("xtwamp_probes_received_total", "") > 3 })
+	if _, scrape := getFrom(t, dir, "/metrics"); metric(scrape, "xtwamp_ledger_endpoint_up") != 0 {
+		t.Error("an endpoint is good")
+	}
+	if code := p.end(syscall.SIGINT); code != 0 {
+		t.Errorf("ended with %d\n%s", code, p.errs)
+	}
+}
