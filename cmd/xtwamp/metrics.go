@@ -57,6 +57,7 @@ var (
 	descClockError    = desc("clock_error_seconds", "Estimated error of the wall clock.")
 	descClockSteps    = desc("clock_steps_total", "Steps of the wall clock that were seen.")
 	descUnmatched     = desc("unmatched_packets_total", "Packets on probe sockets that answer no probe in flight.")
+	descTime          = desc("time_seconds", "Time of the clock that all times here are of.")
 	descCollectErrors = desc("collection_errors_total", "Sources of metrics that could not be read.")
 	degradedReasons   = []string{"no_space", "corrupt", "failed", "not_open"}
 	memoryFull        = "memory_full"
@@ -92,6 +93,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) { send(d, prometheus.GaugeValue, v, labels...) }
 
 	gauge(descBuildInfo, 1, version, commit, runtime.Version())
+	moment(gauge, descTime, time.Now())
 	c.collectProbe(counter, gauge)
 	c.collectDiscovery(gauge)
 	c.collectStore(counter, gauge)
