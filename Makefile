@@ -28,7 +28,7 @@ generate: ## compile the BPF program into bpf/ (to be committed); installs clang
 	go generate ./bpf
 
 test: need-root build ## install what is missing and run every check and test; needs root; a skipped test is a failure
-	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool ping systemd-analyze rpm prometheus
+	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool ping systemd-analyze rpm prometheus prometheus-alertmanager
 	scripts/lint.sh
 	scripts/check-generated.sh
 	scripts/fuzz.sh $(or $(FUZZTIME),3s)

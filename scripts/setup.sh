@@ -18,6 +18,7 @@ declare -A package=(
 	[ping]=iputils-ping
 	[nsenter]=util-linux
 	[prometheus]=prometheus
+	[prometheus-alertmanager]=prometheus-alertmanager
 	[qemu-system-x86_64]=qemu-system-x86
 	[rpm]=rpm
 	[shellcheck]=shellcheck
