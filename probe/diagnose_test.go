@@ -83,6 +83,14 @@ func TestDiagnoseTheWay(t *testing.T) {
 	}
 	setting("ip_forward", "1")
 	setting("icmp_ratelimit", "0")
+	// Of errors of its routes a host tells another five in a row, then one a second, whatever its settings are: so two ask from addresses of
+	// their own.
+	for _, own := range []string{"10.1.0.4/24", "10.1.0.5/24"} {
+		near.Exec(t, "ip", "address", "add", own, "dev", "eth1")
+	}
+	from := func(source string) func(*target.Target) {
+		return func(t *target.Target) { t.Source = netip.MustParseAddr(source) }
+	}
 	near.Exec(t, "ip", "route", "add", "10.2.0.0/16", "via", farAddr)
 	near.Exec(t, "ip", "route", "add", "10.3.0.0/24", "via", "10.1.0.98")
 	far.Exec(t, "ip", "route", "add", "prohibit", "10.2.1.0/24")
@@ -98,9 +106,9 @@ func TestDiagnoseTheWay(t *testing.T) {
 		}{
 			{"nobody listens", to(farAddr, nil), Diagnosis{Cause: Refused, From: router}},
 			{"nobody listens IPv6", to(farAddr6, nil), Diagnosis{Cause: Refused, From: netip.MustParseAddr(farAddr6)}},
-			{"prohibited", to("10.2.1.1", nil), Diagnosis{Cause: Prohibited, From: router}},
+			{"prohibited", to("10.2.1.1", from("10.1.0.4")), Diagnosis{Cause: Prohibited, From: router}},
 			{"silence", to("10.2.2.1", nil), Diagnosis{Cause: Silence}},
-			{"no way on", to("10.2.4.1", nil), Diagnosis{Cause: Unreachable, From: router}},
+			{"no way on", to("10.2.4.1", from("10.1.0.5")), Diagnosis{Cause: Unreachable, From: router}},
 			{"too big", to("10.2.3.1", func(t *target.Target) { t.Size, t.DontFragment = 1200, true }), Diagnosis{Cause: TooBig, From: router}},
 			{"ttl", to("10.2.3.1", func(t *target.Target) { t.TTL = 1 }), Diagnosis{Cause: Expired, From: router}},
 			{"no neighbour", to("10.1.0.99", nil), Diagnosis{Cause: NoNeighbour, From: netip.MustParseAddr("10.1.0.99")}},

@@ -141,6 +141,7 @@ func (f *Files) Run(ctx context.Context, changed func([]Source), beat func(next 
 		if beat != nil {
 			beat(filesLook)
 		}
+		f.looked()
 		now := f.stamps()
 		if maps.Equal(now, before) && !maps.Equal(now, read) {
 			changed(f.Read(false))
@@ -153,6 +154,18 @@ func (f *Files) Run(ctx context.Context, changed func([]Source), beat func(next 
 		case <-ticker.C:
 		}
 	}
+}
+
+// looked notes that all is well, if it is.
+func (f *Files) looked() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.files {
+		if r.err != nil {
+			return
+		}
+	}
+	f.good = time.Now()
 }
 
 // stamp differs when a file does, or who may read it.

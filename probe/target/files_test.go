@@ -179,6 +179,9 @@ func TestFilesAreReadWhenTheyChange(t *testing.T) {
 		if len(f.told) != told {
 			t.Errorf("told %d times of nothing", len(f.told)-told)
 		}
+		if good, err := f.Status(); err != nil || time.Since(good) > filesLook {
+			t.Errorf("status: %v, good %v ago", err, time.Since(good))
+		}
 		// Written bit by bit, it is not read before the end.
 		for _, text := range []string{"", "y", "y z", "y z ((", "y z u"} { // each of another size: some file systems date changes to 4 ms
 			f.write("a.yml", text)
