@@ -151,14 +151,14 @@ func TestProgramChecks(t *testing.T) {
 BenchmarkPacket/egress/arp-2                  	    2659	         2.000 ns/packet	      32 B/op	       0 allocs/op
 BenchmarkPacket/egress/other_port6-16         	    2420	        16.00 ns/packet
 BenchmarkPacket/ingress/reply_of_1472_bytes-2 	     337	       293.0 ns/packet	      24 B/op	       0 allocs/op
-BenchmarkReflect/request_by_prefix            	     511	       162.0 ns/packet	      16 B/op	       0 allocs/op
+BenchmarkReflect/tc/request_by_prefix-2       	     511	       162.0 ns/packet	      16 B/op	       0 allocs/op
 BenchmarkOther-2                              	     511	       162.0 ns/op
 PASS
 `)
 	want := []check{
 		{what: "Packet/egress/arp (not UDP)", got: 2, limit: 2, unit: " ns"},
 		{what: "Packet/egress/other port6 (other UDP)", got: 16, limit: 15, unit: " ns"},
-		{what: "Reflect/request by prefix (reflect)", got: 162, limit: 250, unit: " ns"},
+		{what: "Reflect/tc/request by prefix (reflect)", got: 162, limit: 250, unit: " ns"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(check{})); diff != "" {
 		t.Errorf("checks (-want +got):\n%s", diff)

@@ -27,7 +27,7 @@ var programLimits = []struct {
 	{regexp.MustCompile(`/other_(remote_)?port6?$`), "other UDP", 15},
 	{regexp.MustCompile(`^Packet/egress/probe6?$`), "stamp", 60},
 	{regexp.MustCompile(`^Packet/ingress/(reply6?|echo)$`), "match and record", 120},
-	{regexp.MustCompile(`^Reflect/(request|echo)`), "reflect", 250},
+	{regexp.MustCompile(`^Reflect/(tc|xdp)/(request|echo)`), "reflect", 250},
 }
 
 // programs runs the benchmarks of the BPF programs and holds them to their limits.
@@ -38,8 +38,10 @@ func programs(ctx context.Context, w io.Writer) ([]check, error) {
 		return nil, err
 	}
 	checks := programChecks(string(out))
-	if len(checks) == 0 {
-		return nil, fmt.Errorf("no figure in the output of the benchmarks: %s", out)
+	for _, l := range programLimits {
+		if !slices.ContainsFunc(checks, func(c check) bool { return strings.HasSuffix(c.what, "("+l.what+")") }) {
+			return nil, fmt.Errorf("no figure of %q in the output of the benchmarks: %s", l.what, out)
+		}
 	}
 	return checks, nil
 }
