@@ -150,8 +150,9 @@ func (d *daemon) measure(change func(*targetLists)) error {
 
 // discoverFiles measures what stands in files, whenever that changes.
 func (d *daemon) discoverFiles(ctx context.Context) error {
-	return d.files.Run(ctx, func(files []target.Source) {
-		if err := d.measure(func(l *targetLists) { l.files = files }); err != nil {
+	return d.files.Run(ctx, func([]target.Source) {
+		// Read again, as a reload may have read them anew since.
+		if err := d.measure(func(l *targetLists) { l.files = d.files.Read(false) }); err != nil {
 			d.log.Error("targets of files are not measured", zap.Error(err))
 		}
 	}, d.loops.beat("discovery files"))
