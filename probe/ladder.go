@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -74,11 +75,11 @@ type ladder struct {
 
 	once         sync.Once
 	loadDatapath func(bpf.Config) (*bpf.Datapath, error) // bpf.Load but in tests
-	datapath     *bpf.Datapath                           // nil: loadErr says why
-	loadErr      error
-	ready        chan struct{} // closed when datapath is there
+	datapath     atomic.Pointer[bpf.Datapath]            // nil: loadErr says why
+	loadErr      error                                   // set by once
+	ready        chan struct{}                           // closed when datapath is there
 
-	mu       sync.Mutex // of the maps below, and of setting the two above
+	mu       sync.Mutex // of what is below; held while attaching, which waits for whatever the kernel does to interfaces
 	devices  map[deviceKey]*device
 	refused  map[int][]Refusal // by interface index
 	names    map[int]string
@@ -120,22 +121,17 @@ func (l *ladder) load() *bpf.Datapath {
 		if err != nil {
 			l.log.Warn("the kernel half cannot be loaded; using socket timestamps", zap.Error(err))
 		}
-		l.mu.Lock()
-		l.datapath, l.loadErr = dp, err
-		l.mu.Unlock()
+		l.loadErr = err
 		if dp != nil {
+			l.datapath.Store(dp)
 			close(l.ready)
 		}
 	})
-	return l.datapath
+	return l.datapath.Load()
 }
 
-// loaded is the kernel half, nil if it is not there or not yet.
-func (l *ladder) loaded() *bpf.Datapath {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.datapath
-}
+// loaded is the kernel half, nil if it is not there or not yet. It waits for nothing: the scheduler asks.
+func (l *ladder) loaded() *bpf.Datapath { return l.datapath.Load() }
 
 // config sizes the kernel half by the targets that the engine has now, with
 // room for others.
@@ -262,11 +258,12 @@ func (l *ladder) belowXDP(r Refusal, tc *device) (*device, error) {
 }
 
 func (l *ladder) attachBy(to bpf.Device, step Step) (*device, error) {
-	a, err := l.datapath.Attach(to, step.hook(), filters{})
+	dp := l.loaded()
+	a, err := dp.Attach(to, step.hook(), filters{})
 	if err != nil {
 		return nil, err
 	}
-	dev := &device{datapath: l.datapath, step: step, attachment: a}
+	dev := &device{datapath: dp, step: step, attachment: a}
 	l.devices[deviceKey{to.Index, step}] = dev
 	return dev, nil
 }
@@ -406,8 +403,8 @@ func (l *ladder) close() error {
 		}
 		return errors.Join(errs...)
 	})}
-	if l.datapath != nil {
-		errs = append(errs, l.datapath.Close())
+	if dp := l.loaded(); dp != nil {
+		errs = append(errs, dp.Close())
 	}
 	return errors.Join(errs...)
 }

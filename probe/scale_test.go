@@ -258,3 +258,20 @@ func TestFullRingInBatchesCostsNoSample(t *testing.T) {
 		t.Errorf("%d samples, %d of them answered; want %d", len(samples), answered, paths*probes)
 	}
 }
+
+// While something is being attached, which takes as long as the kernel is busy with interfaces, probes go on leaving.
+func TestSchedulerWaitsForNoAttachment(t *testing.T) {
+	n := newHostNetwork(newEngine(Config{}, newSystemClock()), nil, 0)
+	n.ladder.mu.Lock()
+	defer n.ladder.mu.Unlock()
+	looked := make(chan error, 1)
+	go func() { looked <- n.look() }()
+	select {
+	case err := <-looked:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the scheduler waits")
+	}
+}

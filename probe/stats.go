@@ -110,10 +110,11 @@ func (e *Engine) DatapathCounters() (map[string]uint64, error) {
 func (l *ladder) counters() (map[string]uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.datapath == nil {
+	dp := l.loaded()
+	if dp == nil {
 		return nil, nil
 	}
-	counts, err := l.datapath.Counters()
+	counts, err := dp.Counters()
 	if err != nil {
 		return nil, err
 	}
