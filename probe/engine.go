@@ -599,6 +599,7 @@ func (e *Engine) giveUp(p *path, pr *probe) {
 func (e *Engine) handOn(p *path) {
 	for pr := p.oldest(); pr != nil && pr.done; pr = p.oldest() {
 		e.cfg.Emit(p.number, pr.sample())
+		p.recent.add(pr.outcome)
 		p.head++
 		if f := pr.flow; f != nil {
 			f.stamps.tx[pr.txSource]++

@@ -5,6 +5,7 @@ package probe
 import (
 	"fmt"
 	"hash/fnv"
+	"math/bits"
 	"math/rand/v2"
 	"net/netip"
 	"time"
@@ -62,6 +63,7 @@ type path struct {
 	reopenAt  int64  // CLOCK_MONOTONIC of the next attempt to open; 0: none
 	counters  Counters
 	lastRTT   int64 // of the last reply, ns; 0 before the first
+	recent    recent
 
 	target  target.Target
 	profile twamp.Profile
@@ -99,6 +101,40 @@ type Counters struct {
 	Skipped uint64
 	// LastReply is the CLOCK_MONOTONIC of the last reply, 0 before the first.
 	LastReply int64
+}
+
+// RecentProbes is how many probes PathStatus.Recent is about.
+const RecentProbes = 10
+
+// Recent is what became of the last RecentProbes probes of a path that were
+// answered or lost.
+type Recent struct {
+	Known     int // how many there are so far
+	Lost      int
+	LostInRow int // up to the last one
+}
+
+// recent has one bit for each, the last one lowest; 1: lost.
+type recent struct {
+	lost  uint16
+	known uint8
+}
+
+func (r *recent) add(o store.Outcome) {
+	lost := uint16(0)
+	switch o {
+	case store.OnTime, store.Late:
+	case store.Lost:
+		lost = 1
+	default:
+		return
+	}
+	r.lost = (r.lost<<1 | lost) & (1<<RecentProbes - 1)
+	r.known = min(r.known+1, RecentProbes)
+}
+
+func (r recent) sum() Recent {
+	return Recent{int(r.known), bits.OnesCount16(r.lost), bits.TrailingZeros16(^r.lost)}
 }
 
 // openFlow is one socket's worth of a path, from opening until the last of

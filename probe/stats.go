@@ -25,6 +25,7 @@ type PathStatus struct {
 	InFlight uint64
 	// LastRTT is that of the last reply, T4 - T1 in nanoseconds; 0 before the first.
 	LastRTT int64
+	Recent  Recent
 	Counters
 }
 
@@ -37,7 +38,7 @@ func (e *Engine) Paths() []PathStatus {
 		if p == nil || p.removed {
 			continue
 		}
-		s := PathStatus{Target: p.target, Reason: p.reason, LastRTT: p.lastRTT, Counters: p.counters}
+		s := PathStatus{Target: p.target, Reason: p.reason, LastRTT: p.lastRTT, Recent: p.recent.sum(), Counters: p.counters}
 		s.NotSent = maps.Clone(p.counters.NotSent)
 		s.InFlight = s.Sent - s.Received - s.Lost - s.Unknown
 		if p.flow != nil {

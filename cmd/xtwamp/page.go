@@ -19,6 +19,8 @@ var pageText string
 
 // pageTemplate is the status page. It has no script and nothing from elsewhere.
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+	"links":  func(s *daemonStatus) []string { return s.answering() },
+	"state":  stateText,
 	"ago":    func(s *daemonStatus, t time.Time) string { return s.ago(t) },
 	"span":   func(s *daemonStatus, t time.Time) string { return s.span(t) },
 	"rtt":    shortRTT,

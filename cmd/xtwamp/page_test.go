@@ -67,7 +67,7 @@ func TestPage(t *testing.T) {
 func TestPageShowsTrouble(t *testing.T) {
 	s := daemonStatus{
 		Device: "a", State: stateDegraded, Time: time.Now(), Problems: []string{`<script>alert("x")</script>`},
-		Paths: []pathStatus{{Path: "link", Reason: "no_carrier", Hour: hourStatus{
+		Paths: []pathStatus{{Path: "quiet", State: pathSilent}, {Path: "fine", State: pathAnswers}, {Path: "link", State: pathUnsent, Reason: "no_carrier", Hour: hourStatus{
 			Answered: 1, Lost: 1, P50: 1_234_567, P99: 1_234_567, Median: []int64{0, 1_234_567}, Most: []int64{0, 1_300_000}, LostIn: []int64{1, 0},
 		}}},
 		Sinks:     []sinkTotals{{Sink: "file", Failing: "disk <full>"}},
@@ -81,7 +81,7 @@ func TestPageShowsTrouble(t *testing.T) {
 	}
 	text := out.String()
 	for _, want := range []string{
-		"<title>a: degraded", "&lt;script&gt;alert", "not sent: no_carrier", "1.23 ms", "50.00 %", "disk &lt;full&gt;", "status 503", "stuck", "it broke",
+		"<title>a: degraded, 1 of 3 links answer", "&lt;script&gt;alert", `class="bad">not sent</td>`, "no_carrier", "silent: quiet", "1.23 ms", "50.00 %", "disk &lt;full&gt;", "status 503", "stuck", "it broke",
 		`aria-label="RTT of link in the last hour: median 1.23 ms, 99th percentile 1.23 ms, loss 50.00 %"`, `class="lost" d="M0 0h4v36h-4z"`,
 	} {
 		if !strings.Contains(text, want) {

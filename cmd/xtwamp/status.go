@@ -43,6 +43,17 @@ const (
 	stateDegraded = "degraded"
 )
 
+// The states of a path, by its last probes (probe.Recent).
+const (
+	pathAnswers = "answering"
+	pathLoses   = "losing"
+	pathSilent  = "silent"   // silentAfter probes in a row were lost
+	pathUnsent  = "not_sent" // Reason says why
+	pathWaits   = "waiting"  // no outcome yet
+
+	silentAfter = 3
+)
+
 // pathStatus is a measured path. Counts are those since it is measured.
 type pathStatus struct {
 	Path       string            `json:"path"`
@@ -50,6 +61,7 @@ type pathStatus struct {
 	Interface  string            `json:"interface,omitempty"`
 	Profile    string            `json:"profile"`
 	Labels     map[string]string `json:"labels,omitempty"`
+	State      string            `json:"state"`
 	Timestamps string            `json:"timestamps,omitempty"` // step of the attach ladder
 	Refused    string            `json:"refused,omitempty"`    // the steps above, and why
 	Reason     string            `json:"reason,omitempty"`     // why nothing can be sent
@@ -169,7 +181,7 @@ func (d *daemon) statusOfMeasuring(s *daemonStatus) {
 		path := pathStatus{
 			Path: p.Target.Name, Address: p.Target.Address, Interface: p.Target.Interface, Profile: p.Target.Profile, Labels: p.Target.Labels,
 			RTT: p.LastRTT, Sent: p.Sent, Received: p.Received, Late: p.Late, Lost: p.Lost, Unknown: p.Unknown,
-			NotSent: make(map[string]uint64), Hour: hours[p.Target.Name],
+			State: pathState(p), NotSent: make(map[string]uint64), Hour: hours[p.Target.Name],
 		}
 		if p.Flow != nil {
 			path.Address, path.Interface = p.Flow.Remote.String(), p.Flow.Interface
@@ -194,6 +206,39 @@ func (d *daemon) statusOfMeasuring(s *daemonStatus) {
 		}
 	}
 }
+
+func pathState(p probe.PathStatus) string {
+	switch {
+	case p.Reason != store.NoReason:
+		return pathUnsent
+	case p.Recent.Known == 0:
+		return pathWaits
+	case p.Recent.LostInRow >= silentAfter:
+		return pathSilent
+	case p.Recent.Lost > 0:
+		return pathLoses
+	default:
+		return pathAnswers
+	}
+}
+
+// answering says how many of the links answer, and which do not though something is sent to them.
+func (s *daemonStatus) answering() (lines []string) {
+	names := make(map[string][]string)
+	for _, p := range s.Paths {
+		names[p.State] = append(names[p.State], p.Path)
+	}
+	lines = append(lines, fmt.Sprintf("%d of %d links answer", len(names[pathAnswers]), len(s.Paths)))
+	for _, state := range []string{pathSilent, pathLoses} {
+		if bad := names[state]; len(bad) > 0 {
+			lines = append(lines, fmt.Sprintf("%s: %s", state, some(bad)))
+		}
+	}
+	return lines
+}
+
+// stateText is a state as people read it.
+func stateText(state string) string { return strings.ReplaceAll(state, "_", " ") }
 
 func hooks(attachments []probe.Attachment) (out []hookStatus) {
 	for _, a := range attachments {

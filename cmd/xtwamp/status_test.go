@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/xtwamp/xtwamp/probe"
+	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/submit/doublezero"
 	"github.com/xtwamp/xtwamp/submit/doublezero/ledgertest"
 )
@@ -100,10 +102,10 @@ func TestStatusForPeople(t *testing.T) {
 		Device: "ams-dz001", Version: "1.2.3", Started: ago(50 * time.Hour), Time: now, State: stateDegraded,
 		Problems: []string{"nothing is sent to ams-fra: no_carrier", "the reflector is off: its port is not bound"},
 		Paths: []pathStatus{
-			{Path: "ams-lon", Address: "172.16.0.1:862", Interface: "eth1", Profile: "doublezero", Timestamps: "tcx", RTT: 4_321_987,
+			{Path: "ams-lon", State: pathLoses, Address: "172.16.0.1:862", Interface: "eth1", Profile: "doublezero", Timestamps: "tcx", RTT: 4_321_987,
 				LastReply: ago(2500 * time.Millisecond), Hour: hourStatus{Answered: 356, Lost: 4, P50: 4_300_000, P99: 5_123_456}},
-			{Path: "ams-fra", Address: "172.16.0.3", Profile: "stamp", Reason: "no_carrier"},
-			{Path: "ams-par", Address: "172.16.0.5:862", Interface: "gre1", Profile: "stamp", Timestamps: "socket", Refused: "tcx: tunnel"},
+			{Path: "ams-fra", State: pathUnsent, Address: "172.16.0.3", Profile: "stamp", Reason: "no_carrier"},
+			{Path: "ams-par", State: pathAnswers, Address: "172.16.0.5:862", Interface: "gre1", Profile: "stamp", Timestamps: "socket", Refused: "tcx: tunnel"},
 		},
 		Interfaces: []hookStatus{{"eth1", "tcx", ""}, {"gre1", "none", "tcx:ENOTSUP"}},
 		Reflector:  reflectorStatus{Enabled: true, Interfaces: []hookStatus{{"eth1", "tcx", ""}, {"eth9", "clsact", "tcx:EINVAL"}}},
@@ -142,7 +144,7 @@ func TestStatusCommand(t *testing.T) {
 	d := startDaemon(t, near, dir, file)
 	awaitMeasuring(t, dir)
 	code, out, errs := invoke(t, "status", "--socket", socket)
-	if code != 0 || errs != "" || !strings.Contains(out, "near is healthy") || !strings.Contains(out, "four  10.1.0.2:862") {
+	if code != 0 || errs != "" || !strings.Contains(out, "near is healthy") || !strings.Contains(out, "four  answering") {
 		t.Errorf("exit %d, %q\n%s", code, errs, out)
 	}
 	far.Exec(t, "ip", "link", "set", "eth1", "down")
@@ -159,5 +161,26 @@ func TestStatusCommand(t *testing.T) {
 	}
 	if code := d.end(syscall.SIGINT); code != 0 {
 		t.Errorf("ended with %d\n%s", code, d.errs)
+	}
+}
+
+// A path is what its last probes were.
+func TestPathStates(t *testing.T) {
+	for _, c := range []struct {
+		reason store.Reason
+		recent probe.Recent
+		want   string
+	}{
+		{store.NoReason, probe.Recent{}, pathWaits},
+		{store.NoCarrier, probe.Recent{}, pathUnsent},
+		{store.NoCarrier, probe.Recent{Known: 10, Lost: 10, LostInRow: 10}, pathUnsent},
+		{store.NoReason, probe.Recent{Known: 1}, pathAnswers},
+		{store.NoReason, probe.Recent{Known: 10, Lost: 9}, pathLoses},
+		{store.NoReason, probe.Recent{Known: 10, Lost: 2, LostInRow: 2}, pathLoses},
+		{store.NoReason, probe.Recent{Known: 3, Lost: 3, LostInRow: 3}, pathSilent},
+	} {
+		if got := pathState(probe.PathStatus{Reason: c.reason, Recent: c.recent}); got != c.want {
+			t.Errorf("%s, %+v: %s, want %s", c.reason, c.recent, got, c.want)
+		}
 	}
 }

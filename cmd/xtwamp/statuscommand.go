@@ -79,6 +79,7 @@ func (s *daemonStatus) print(w io.Writer) error {
 	for _, p := range s.Problems {
 		line("  - %s", p)
 	}
+	line("%s", strings.Join(s.answering(), "; "))
 	s.printPaths(line)
 	s.printHooks(line)
 	s.printStore(line)
@@ -96,15 +97,15 @@ type printLine func(format string, args ...any)
 
 func (s *daemonStatus) printPaths(line printLine) {
 	line("")
-	line("PATH\tADDRESS\tINTERFACE\tPROFILE\tRTT\tP50 1H\tP99 1H\tLOSS 1H\tLAST REPLY\tTIME STAMPS")
+	line("PATH\tSTATE\tADDRESS\tINTERFACE\tPROFILE\tRTT\tP50 1H\tP99 1H\tLOSS 1H\tLAST REPLY\tTIME STAMPS")
 	for _, p := range s.Paths {
 		stamps := p.Timestamps
 		if p.Reason != "" {
-			stamps = "not sent: " + p.Reason
+			stamps = p.Reason
 		} else if p.Refused != "" {
 			stamps += " (" + p.Refused + ")"
 		}
-		line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", p.Path, p.Address, dash(p.Interface), p.Profile, shortRTT(p.RTT),
+		line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", p.Path, stateText(p.State), p.Address, dash(p.Interface), p.Profile, shortRTT(p.RTT),
 			shortRTT(p.Hour.P50), shortRTT(p.Hour.P99), lossShare(p.Hour), s.ago(p.LastReply), stamps)
 	}
 }
