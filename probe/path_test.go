@@ -14,7 +14,7 @@ import (
 // The recent probes of a path are the last ten that were answered or lost.
 func TestRecent(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		outcomes := rapid.SliceOf(rapid.SampledFrom([]store.Outcome{store.OnTime, store.Late, store.Lost, store.NotSent, store.Unknown})).Draw(rt, "outcomes")
+		outcomes := rapid.SliceOfN(rapid.SampledFrom([]store.Outcome{store.OnTime, store.Late, store.Lost, store.NotSent, store.Unknown}), RecentProbes, 40).Draw(rt, "outcomes")
 		var r recent
 		for _, o := range outcomes {
 			r.add(o)

@@ -28,6 +28,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"counts": counts,
 	"chart":  chart,
 	"share":  lossShare,
+	"of":     percent,
 	"sol":    func(lamports uint64) string { return fmt.Sprintf("%.4f", float64(lamports)/1e9) },
 	"ms":     func(ns int64) string { return fmt.Sprintf("%.1f ms", float64(ns)/1e6) },
 	"clock":  func(t time.Time) string { return t.Local().Format(time.TimeOnly) },
@@ -63,12 +64,13 @@ func shortRTT(ns int64) string {
 }
 
 // lossShare is the loss of an hour.
-func lossShare(h hourStatus) string {
-	final := h.Answered + h.Lost
-	if final == 0 {
+func lossShare(h hourStatus) string { return percent(h.Lost, h.Answered+h.Lost) }
+
+func percent(part, whole uint64) string {
+	if whole == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f %%", 100*float64(h.Lost)/float64(final))
+	return fmt.Sprintf("%.2f %%", 100*float64(part)/float64(whole))
 }
 
 // The size of a chart. Each minute is four units wide.

@@ -112,8 +112,11 @@ func TestPageOfARunningDaemon(t *testing.T) {
 		if n := len(s.Recent); n == 0 || s.Recent[n-1].Message != "starting" || !slices.IsSortedFunc(s.Recent, func(a, b recentChange) int { return b.Time.Compare(a.Time) }) {
 			t.Errorf("recent: %+v", s.Recent)
 		}
+		if e := s.Ledger.Epochs; len(e) != 1 || e[0].Written > e[0].Expected || e[0].Written < 370 || e[0].Expected > 391 || e[0].Zeros["lost"] != (e[0].Written+9)/10 {
+			t.Errorf("epochs: %+v", e)
+		}
 		text := page(t, d)
-		for _, want := range []string{"link0", "10.", "https://ledger.example.net:443/192.0.2.1", "sink doublezero", "starting", "35,000"} {
+		for _, want := range []string{fmt.Sprintf(`Written">%d<`, s.Ledger.Epochs[0].Written), "link0", "10.", "https://ledger.example.net:443/192.0.2.1", "sink doublezero", "starting", "Each account"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("no %q in the page", want)
 			}

@@ -123,14 +123,26 @@ type ledgerStatus struct {
 	Hold     string            `json:"hold,omitempty"` // why all is held back
 	Balance  *uint64           `json:"balance_lamports,omitempty"`
 	Zeros    map[string]uint64 `json:"zeros"`
+	Epochs   []ledgerEpoch     `json:"epochs"` // the present one and the one before
 	Accounts []ledgerAccount   `json:"accounts"`
 }
 
+// ledgerEpoch is how complete the accounts of an epoch are. Zeros are a part of what is written.
+type ledgerEpoch struct {
+	Epoch    uint64            `json:"epoch"`
+	Accounts int               `json:"accounts"`
+	Written  uint64            `json:"written"`
+	Expected uint64            `json:"expected"`
+	Zeros    map[string]uint64 `json:"zeros"`
+}
+
 type ledgerAccount struct {
-	Path        string `json:"path"`
-	Epoch       uint64 `json:"epoch"`
-	Samples     uint32 `json:"samples"`
-	OtherWriter bool   `json:"other_writer,omitempty"`
+	Path        string            `json:"path"`
+	Epoch       uint64            `json:"epoch"`
+	Samples     uint32            `json:"samples"`
+	Expected    uint32            `json:"expected"`
+	Zeros       map[string]uint64 `json:"zeros"`
+	OtherWriter bool              `json:"other_writer,omitempty"`
 }
 
 type endpointInfo struct {
@@ -288,8 +300,13 @@ func (d *daemon) statusOfLedger(s *daemonStatus) {
 			s.Ledger.Balance = &status.Balance
 		}
 		for _, a := range status.Accounts {
-			s.Ledger.Accounts = append(s.Ledger.Accounts, ledgerAccount{a.Path, a.Epoch, a.Samples, a.Other})
+			zeros := make(map[string]uint64, len(a.Zeros))
+			for cause, n := range a.Zeros {
+				zeros[cause] = uint64(n)
+			}
+			s.Ledger.Accounts = append(s.Ledger.Accounts, ledgerAccount{a.Path, a.Epoch, a.Samples, a.Expected, zeros, a.Other})
 		}
+		s.Ledger.sumUp()
 	}
 	if d.pool == nil {
 		return
@@ -298,6 +315,30 @@ func (d *daemon) statusOfLedger(s *daemonStatus) {
 		s.Endpoints = append(s.Endpoints, endpointInfo{
 			e.Name, e.Good, e.InUse, e.Since, e.Reason, e.Latency.Nanoseconds(), e.SlotLag, e.LastOK, e.Named,
 		})
+	}
+}
+
+// sumUp tells how complete the accounts of the last two epochs are, the newest first.
+func (l *ledgerStatus) sumUp() {
+	sums := make(map[uint64]*ledgerEpoch)
+	for _, a := range l.Accounts {
+		sum := sums[a.Epoch]
+		if sum == nil {
+			sum = &ledgerEpoch{Epoch: a.Epoch, Zeros: make(map[string]uint64)}
+			sums[a.Epoch] = sum
+		}
+		sum.Accounts++
+		sum.Written += uint64(a.Samples)
+		sum.Expected += uint64(a.Expected)
+		for cause, n := range a.Zeros {
+			sum.Zeros[cause] += n
+		}
+	}
+	l.Epochs = []ledgerEpoch{}
+	for _, epoch := range slices.Backward(slices.Sorted(maps.Keys(sums))) {
+		if l.Epochs = append(l.Epochs, *sums[epoch]); len(l.Epochs) == 2 {
+			return
+		}
 	}
 }
 

@@ -113,7 +113,8 @@ func TestStatusForPeople(t *testing.T) {
 		Sinks: []sinkTotals{{Sink: "doublezero", Offered: 100, Delivered: 60, Waiting: 30, Dropped: map[string]uint64{"link_gone": 10},
 			OldestWaiting: ago(10 * time.Minute), LastSuccess: ago(11 * time.Minute)}},
 		Ledger: &ledgerStatus{Balance: &balance, Zeros: map[string]uint64{"lost": 3, "gap": 1}, Accounts: []ledgerAccount{
-			{"ams-lon", 194, 15_840, false}, {"ams-lon", 195, 60, true}}},
+			{"ams-lon", 193, 10, 10, nil, false}, {"ams-lon", 194, 15_840, 15_900, map[string]uint64{"lost": 2}, false},
+			{"ams-fra", 195, 60, 60, map[string]uint64{"gap": 1}, false}, {"ams-lon", 195, 0, 60, nil, true}}},
 		Endpoints: []endpointInfo{
 			{Endpoint: "https://a.example.net:443/192.0.2.1", Good: true, InUse: true, Latency: 12_340_000, LastOK: ago(time.Second), Since: ago(time.Hour)},
 			{Endpoint: "https://a.example.net:443/192.0.2.2", Reason: "status 503", SlotLag: 41},
@@ -125,6 +126,7 @@ func TestStatusForPeople(t *testing.T) {
 			}}},
 		Loops: []loopStatus{{"engine", loopRuns, ago(time.Second), now.Add(time.Minute)}, {"recorder", loopStuck, ago(time.Hour), ago(50 * time.Minute)}},
 	}
+	s.Ledger.sumUp()
 	var out bytes.Buffer
 	if err := s.print(&out); err != nil {
 		t.Fatal(err)

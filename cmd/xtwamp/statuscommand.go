@@ -172,13 +172,18 @@ func (s *daemonStatus) printLedger(line printLine) {
 			balance = fmt.Sprintf("%.4f SOL", float64(*l.Balance)/1e9)
 		}
 		line("Ledger: payer has %s; values without data written: %s", balance, counts(l.Zeros))
-		line("ACCOUNT OF\tEPOCH\tSAMPLES\tWRITER")
+		line("EPOCH\tACCOUNTS\tWRITTEN\tEXPECTED\tWITHOUT DATA")
+		for _, e := range l.Epochs {
+			line("%d\t%d\t%d\t%d (%s)\t%s", e.Epoch, e.Accounts, e.Written, e.Expected, percent(e.Written, e.Expected), counts(e.Zeros))
+		}
+		line("")
+		line("ACCOUNT OF\tEPOCH\tWRITTEN\tEXPECTED\tWITHOUT DATA\tWRITER")
 		for _, a := range l.Accounts {
 			writer := "this device"
 			if a.OtherWriter {
 				writer = "somebody else"
 			}
-			line("%s\t%d\t%d\t%s", a.Path, a.Epoch, a.Samples, writer)
+			line("%s\t%d\t%d\t%d\t%s\t%s", a.Path, a.Epoch, a.Samples, a.Expected, counts(a.Zeros), writer)
 		}
 	}
 	if len(s.Endpoints) == 0 {

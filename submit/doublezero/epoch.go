@@ -73,12 +73,17 @@ func (e *epochs) of(ctx context.Context, t time.Time, now tip) (period, error) {
 	}
 }
 
+// known returns the time of the first block of an epoch if nobody need be asked for it.
+func (e *epochs) known(epoch uint64) (time.Time, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t, known := e.starts[epoch]
+	return t, known
+}
+
 // start returns the time of the first block of an epoch.
 func (e *epochs) start(ctx context.Context, epoch uint64) (time.Time, error) {
-	e.mu.Lock()
-	t, known := e.starts[epoch]
-	e.mu.Unlock()
-	if known {
+	if t, known := e.known(epoch); known {
 		return t, nil
 	}
 	found, err, _ := e.asking.Do(strconv.FormatUint(epoch, 10), func() (any, error) { return e.find(ctx, epoch) })

@@ -67,6 +67,37 @@ func TestABacklogIsSplitWhereTheEpochBegins(t *testing.T) {
 	})
 }
 
+// What an account should hold is known from its first sample on until its epoch is over, also after a restart.
+func TestCompleteness(t *testing.T) {
+	simulate(t, 1, ledgertest.Options{SlotIndex: 432_000 - 1000}, func(l *lab) { // 400 s before the end
+		l.start()
+		l.measure(10)
+		l.settled(2 * time.Minute)
+		pass(time.Minute)
+		l.add(store.Sample{Outcome: store.Lost})
+		l.settled(2 * time.Minute)
+		first := l.sink.Status().Accounts
+		held, passed := uint32(len(l.account(0, 194).Values)), uint32((time.Since(birth)-probeInterval)/probeInterval)+1
+		want := []AccountStatus{{Path: "link0", Epoch: 194, Samples: held, Expected: passed, Zeros: map[string]uint32{"gap": held - 11, "lost": 1}}}
+		if diff := cmp.Diff(want, first); diff != "" || passed <= held {
+			t.Errorf("of %d (-want +got):\n%s", passed, diff)
+		}
+		l.measure(40)
+		l.settled(5 * time.Minute)
+		rolled := l.sink.Status().Accounts
+		if n := uint32(len(l.account(0, 194).Values)); len(rolled) != 2 || rolled[0].Samples != n || rolled[0].Expected != n || rolled[1].Samples >= rolled[1].Expected {
+			t.Errorf("%+v; the account of the epoch that is over has %d", rolled, n)
+		}
+		l.stop()
+		l.start()
+		l.measure(1)
+		l.settled(2 * time.Minute)
+		if again := l.sink.Status().Accounts; len(again) != 2 || again[1].Epoch != 195 || cmp.Diff(rolled[0], again[0]) != "" {
+			t.Errorf("after a restart: %+v", again)
+		}
+	})
+}
+
 // An outage of the process leaves a gap, and what comes after it stands at its time (case 14).
 func TestAGapIsFilledWithZeros(t *testing.T) {
 	simulate(t, 1, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {

@@ -108,10 +108,12 @@ func (s *Sink) pay(ctx context.Context) {
 
 // AccountStatus is one account that is, or was, written.
 type AccountStatus struct {
-	Path    string
-	Epoch   uint64
-	Samples uint32 // that it holds, of MaxSamples
-	Other   bool   // somebody else writes to it
+	Path     string
+	Epoch    uint64
+	Samples  uint32            // that it holds, of MaxSamples
+	Expected uint32            // that it would hold if all were written: from its first one until now, or until its epoch was over
+	Zeros    map[string]uint32 // that we wrote, by cause
+	Other    bool              // somebody else writes to it
 }
 
 // Status is the state of the sink.
@@ -129,9 +131,19 @@ func (s *Sink) Status() Status {
 	defer s.mu.Unlock()
 	st := Status{Hold: s.clock.hold, Balance: s.wallet.lamports, Funded: s.wallet.known}
 	for _, p := range s.paths {
+		newest := uint64(0)
 		for epoch, a := range p.accounts {
 			s.tell(p, a)
-			st.Accounts = append(st.Accounts, AccountStatus{Path: p.Name, Epoch: epoch, Samples: a.told.Next, Other: a.other})
+			st.Accounts = append(st.Accounts, s.accountStatus(p, a.told, epoch, a.other))
+			newest = max(newest, epoch)
+		}
+		// After a restart nothing is asked about the account before the present one, unless something waits for it.
+		var r record
+		if newest == 0 || p.accounts[newest-1] != nil {
+			continue
+		}
+		if known, err := load(s.cfg.Log, recordKey(p.Path, newest-1), &r); err == nil && known {
+			st.Accounts = append(st.Accounts, s.accountStatus(p, r, newest-1, false))
 		}
 	}
 	st.Zeros = maps.Clone(s.zeros)
@@ -139,6 +151,19 @@ func (s *Sink) Status() Status {
 		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Epoch, b.Epoch))
 	})
 	return st
+}
+
+func (s *Sink) accountStatus(p *path, r record, epoch uint64, other bool) AccountStatus {
+	a := AccountStatus{Path: p.Name, Epoch: epoch, Samples: r.Next, Zeros: maps.Clone(r.Zeros), Other: other}
+	if interval := r.interval(); r.StartUS > 0 && interval > 0 {
+		until := time.Now()
+		if end, over := s.epochs.known(epoch + 1); over {
+			until = end
+		}
+		indexes := int64(until.Sub(time.UnixMicro(int64(r.StartUS)))/interval) + 1
+		a.Expected = uint32(min(max(indexes, int64(r.Next)), MaxSamples))
+	}
+	return a
 }
 
 // tell takes note of what was committed of an account. What cannot be read now is told the next time. The caller holds s.mu.
