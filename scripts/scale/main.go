@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Scale runs xtwamp as its users do, once with 10,000 paths and once as on a small device, against a kernel reflector in
-// another network namespace, and prints what that takes beside its limits. It judges no build: the numbers are those of
+// Scale runs xtwamp as its users do, with 10,000 paths, as on a small device, and with Prometheus as a reader, against a
+// kernel reflector in another network namespace, and prints what that takes beside its limits. It judges no build: the numbers are those of
 // this machine, with all else that runs on it.
 package main
 
@@ -44,6 +44,7 @@ type workload struct {
 	paths    int
 	interval time.Duration
 	measured time.Duration // whole minutes, so that each has its share of upkeep
+	scraped  time.Duration // how often, as Prometheus does; 0: not while it is measured
 	limits   limits
 }
 
@@ -54,6 +55,7 @@ type limits struct {
 	rssAnonMiB     float64
 	goroutines     float64
 	writtenPerDay  float64 // MB
+	scrape         float64 // ms
 }
 
 func run(ctx context.Context, args []string) error {
@@ -77,6 +79,14 @@ func run(ctx context.Context, args []string) error {
 		{
 			name: "20 paths, 10 s", paths: 20, interval: 10 * time.Second, measured: 2 * time.Minute,
 			limits: limits{cpuPercent: 0.2, rssAnonMiB: 16, goroutines: 30, writtenPerDay: 300},
+		},
+		{
+			name: "1000 paths, 10 s, scraped each 15 s", paths: 1000, interval: 10 * time.Second, measured: 3 * time.Minute,
+			scraped: 15 * time.Second, limits: limits{rssAnonMiB: 120, scrape: 500},
+		},
+		{
+			name: "2000 paths, 10 s, scraped each 15 s", paths: 2000, interval: 10 * time.Second, measured: 2 * time.Minute,
+			scraped: 15 * time.Second, limits: limits{scrape: 500},
 		},
 	} {
 		if !strings.Contains(w.name, *only) {
@@ -148,7 +158,15 @@ func (w workload) measure(ctx context.Context, program, profile string) (err err
 		}()
 	}
 	var course []usage
-	for range int(w.measured/time.Second) + 1 {
+	var scrapes []float64 // ms
+	for second := range int(w.measured/time.Second) + 1 {
+		if every := int(w.scraped / time.Second); every > 0 && second%every == 0 {
+			took, err := scrapeAsPrometheus(ctx, socket)
+			if err != nil {
+				return err
+			}
+			scrapes = append(scrapes, float64(took.Microseconds())/1e3)
+		}
 		u, err := daemon.usage()
 		if err != nil {
 			return err
@@ -182,10 +200,16 @@ func (w workload) measure(ctx context.Context, program, profile string) (err err
 	from, to := calmest(course)
 	row("  in the 10 s with least others", share(from, to, to.cpu-from.cpu), "% of a core", 0)
 	row("  all others then", share(from, to, to.others-from.others), "% of a core", 0)
+	if len(scrapes) > 0 {
+		slices.Sort(scrapes)
+		row(fmt.Sprintf("slowest of %d scrapes", len(scrapes)), scrapes[len(scrapes)-1], "ms", w.limits.scrape)
+		row("  median", scrapes[len(scrapes)/2], "ms", 0)
+	}
+	most := slices.MaxFunc(course, func(a, b usage) int { return cmp.Compare(a.rssAnon, b.rssAnon) })
 	slices.SortFunc(course, func(a, b usage) int { return cmp.Compare(a.call, b.call) })
 	row("  a system call meanwhile, median", float64(course[len(course)/2].call.Nanoseconds()), "ns", 0)
-	row("RssAnon", after.rssAnon/(1<<20), "MiB", w.limits.rssAnonMiB)
-	row("  after a scrape", scraped.rssAnon/(1<<20), "MiB", w.limits.rssAnonMiB)
+	row("RssAnon, the most", most.rssAnon/(1<<20), "MiB", w.limits.rssAnonMiB)
+	row("  after one more scrape", scraped.rssAnon/(1<<20), "MiB", w.limits.rssAnonMiB)
 	row("goroutines", m.sum("go_goroutines"), "", w.limits.goroutines)
 	row("written, without folding", (after.written-before.written)/took*86400/1e6, "MB a day", w.limits.writtenPerDay)
 	row("store file", float64(stored.bytes)/float64(stored.samples), "bytes a sample", w.limits.bytesPerSample)
@@ -466,6 +490,11 @@ func field(file, name string) (float64, error) {
 type metrics map[string]float64
 
 func get(ctx context.Context, socket, path string) (io.ReadCloser, error) {
+	return getAs(ctx, socket, path, "")
+}
+
+// getAs asks for a kind of content.
+func getAs(ctx context.Context, socket, path, accept string) (io.ReadCloser, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -476,6 +505,9 @@ func get(ctx context.Context, socket, path string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
+	if accept != "" {
+		request.Header.Set("Accept", accept)
+	}
 	response, err := client.Do(request)
 	if err != nil {
 		return nil, err
@@ -485,6 +517,19 @@ func get(ctx context.Context, socket, path string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("%s: %s", path, response.Status)
 	}
 	return response.Body, nil
+}
+
+// scrapeAsPrometheus scrapes as a server does that takes native histograms, and says how long that took.
+func scrapeAsPrometheus(ctx context.Context, socket string) (time.Duration, error) {
+	begin := time.Now()
+	body, err := getAs(ctx, socket, "/metrics",
+		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,text/plain;version=0.0.4;q=0.3")
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	_, err = io.Copy(io.Discard, body)
+	return time.Since(begin), err
 }
 
 func scrape(ctx context.Context, socket string) (metrics, error) {
