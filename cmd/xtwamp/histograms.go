@@ -19,10 +19,10 @@ var rttBuckets = []float64{
 	1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1,
 }
 
-// histograms are those of all paths (prometheus.Collector). They take samples
-// a few at a time: a path's histograms are spread over so much memory that,
-// with thousands of paths, fetching it costs more than all else that a reply
-// costs the process.
+// histograms are those of all paths (prometheus.Collector), and what the paths
+// did in the last hour. They take samples a few at a time: what a path has is
+// spread over so much memory that, with thousands of paths, fetching it costs
+// more than all else that a reply costs the process.
 type histograms struct {
 	rtt, dwell *prometheus.HistogramVec // rtt nil: not wanted
 	guard      func(func() error) error // counts panics
@@ -35,14 +35,17 @@ type histograms struct {
 // them.
 type pathHistograms struct {
 	mu         sync.Mutex
-	waiting    [8]roundTrip
+	waiting    [8]observation
 	n          int
 	name       string
 	rtt, dwell prometheus.Observer // nil before the first value
+	history    history
 }
 
-type roundTrip struct {
-	ns, dwell int64 // dwell -1: not known
+// observation is what is taken of a sample, in ns.
+type observation struct {
+	mono, rtt, dwell int64 // dwell -1: not known
+	outcome          store.Outcome
 }
 
 func newHistograms(perPathRTT bool, guard func(func() error) error) *histograms {
@@ -101,9 +104,6 @@ func (h *histograms) ended(path int) {
 
 // observe takes a sample of a path.
 func (h *histograms) observe(path int, s *store.Sample) {
-	if s.Outcome != store.OnTime && s.Outcome != store.Late {
-		return
-	}
 	h.mu.RLock() // to the end: what keep has removed must not come back
 	defer h.mu.RUnlock()
 	p := h.paths[path]
@@ -112,31 +112,37 @@ func (h *histograms) observe(path int, s *store.Sample) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waiting[p.n] = roundTrip{s.RTT, -1}
+	o := observation{s.Mono, s.RTT, -1, s.Outcome}
 	if s.HasDwell {
-		p.waiting[p.n].dwell = s.Dwell
+		o.dwell = s.Dwell
 	}
+	p.waiting[p.n] = o
 	if p.n++; p.n == len(p.waiting) {
 		h.flush(p)
 	}
 }
 
-// flush puts what waits into the histograms of p, whose lock is held.
+// flush puts what waits into the histograms and the history of p, whose lock
+// is held.
 func (h *histograms) flush(p *pathHistograms) {
 	waiting := p.waiting[:p.n]
 	p.n = 0
 	_ = h.guard(func() error {
-		for _, r := range waiting {
-			if p.rtt != nil {
-				p.rtt.Observe(float64(r.ns) / 1e9)
+		for _, o := range waiting {
+			p.history.add(o)
+			if o.outcome != store.OnTime && o.outcome != store.Late {
+				continue
 			}
-			if r.dwell < 0 {
+			if p.rtt != nil {
+				p.rtt.Observe(float64(o.rtt) / 1e9)
+			}
+			if o.dwell < 0 {
 				continue
 			}
 			if p.dwell == nil {
 				p.dwell = h.dwell.WithLabelValues(p.name)
 			}
-			p.dwell.Observe(float64(r.dwell) / 1e9)
+			p.dwell.Observe(float64(o.dwell) / 1e9)
 		}
 		return nil
 	})
@@ -150,6 +156,27 @@ func (h *histograms) flushAll() {
 		h.flush(p)
 		p.mu.Unlock()
 	}
+}
+
+// hours sums up the last hour of each path by name, as of mono, a
+// CLOCK_MONOTONIC in ns. A path that has taken the name of one that still waits
+// for replies is the one that counts.
+func (h *histograms) hours(mono int64) map[string]hourStatus {
+	h.flushAll()
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	out := make(map[string]hourStatus, len(h.paths))
+	newest := make(map[string]int, len(h.paths))
+	for number, p := range h.paths {
+		if before, there := newest[p.name]; there && number < before {
+			continue
+		}
+		newest[p.name] = number
+		p.mu.Lock()
+		out[p.name] = p.history.hour(minuteOf(mono))
+		p.mu.Unlock()
+	}
+	return out
 }
 
 // Describe implements prometheus.Collector.

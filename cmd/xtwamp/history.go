@@ -5,11 +5,9 @@ package main
 import (
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/xtwamp/xtwamp/probe/store"
-	"github.com/xtwamp/xtwamp/probe/target"
 )
 
 const (
@@ -18,55 +16,8 @@ const (
 	rttsPerMinute = 6
 )
 
-// histories are what paths did in the last hour, in 3 kB each. Paths are known by number, as the engine tells them.
-type histories struct {
-	mu    sync.RWMutex
-	paths map[int]*history
-}
-
-func newHistories() *histories { return &histories{paths: make(map[int]*history)} }
-
-func (h *histories) began(path int, t target.Target) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.paths[path] = &history{name: t.Name}
-}
-
-func (h *histories) ended(path int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.paths, path)
-}
-
-func (h *histories) add(path int, s *store.Sample) {
-	h.mu.RLock()
-	p := h.paths[path]
-	h.mu.RUnlock()
-	if p != nil {
-		p.add(s)
-	}
-}
-
-// hours sums up the last hour of each path by name, as of mono, a CLOCK_MONOTONIC in ns. A path that has taken the name of one that still
-// waits for replies is the one that counts.
-func (h *histories) hours(mono int64) map[string]hourStatus {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	out := make(map[string]hourStatus, len(h.paths))
-	newest := make(map[string]int, len(h.paths))
-	for number, p := range h.paths {
-		if before, there := newest[p.name]; !there || number > before {
-			newest[p.name] = number
-			out[p.name] = p.hour(minuteOf(mono))
-		}
-	}
-	return out
-}
-
-// history is what one path did, by minutes of CLOCK_MONOTONIC, each at its number modulo their count.
+// history is what one path did in the last hour, in 3 kB, by minutes of CLOCK_MONOTONIC, each at its number modulo their count.
 type history struct {
-	name    string
-	mu      sync.Mutex
 	minutes [historyMinutes]minute
 }
 
@@ -80,10 +31,8 @@ type minute struct {
 
 func minuteOf(mono int64) uint32 { return uint32(time.Duration(mono)/time.Minute) + 1 }
 
-func (h *history) add(s *store.Sample) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	number := minuteOf(s.Mono)
+func (h *history) add(s observation) {
+	number := minuteOf(s.mono)
 	m := &h.minutes[number%historyMinutes]
 	switch {
 	case m.number > number:
@@ -91,9 +40,9 @@ func (h *history) add(s *store.Sample) {
 	case m.number < number:
 		*m = minute{number: number}
 	}
-	switch s.Outcome {
+	switch s.outcome {
 	case store.OnTime, store.Late:
-		rtt := float32(s.RTT)
+		rtt := float32(s.rtt)
 		if m.answered < rttsPerMinute {
 			m.rtts[m.answered] = rtt
 		} else if i := rand.N(m.answered + 1); i < rttsPerMinute {
@@ -123,8 +72,6 @@ type hourStatus struct {
 
 // hour sums up the hour that ends with a minute.
 func (h *history) hour(end uint32) hourStatus {
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	s := hourStatus{
 		Median: make([]int64, historyMinutes), Most: make([]int64, historyMinutes), LostIn: make([]int64, historyMinutes),
 	}

@@ -17,7 +17,7 @@ func sampleAt(after time.Duration, outcome store.Outcome, rtt time.Duration) *st
 }
 
 func TestHistoryIsTheLastHour(t *testing.T) {
-	h := newHistories()
+	h := newHistograms(false, func(fn func() error) error { return fn() })
 	h.began(1, target.Target{Name: "a"})
 	const boot = 100 * time.Hour
 	// Each 10 s for 90 minutes: RTTs from 1 us upwards; the last of each minute is lost.
@@ -26,7 +26,7 @@ func TestHistoryIsTheLastHour(t *testing.T) {
 		if i%6 == 5 {
 			outcome = store.Lost
 		}
-		h.add(1, sampleAt(boot+time.Duration(i)*10*time.Second, outcome, time.Duration(i+1)*time.Microsecond))
+		h.observe(1, sampleAt(boot+time.Duration(i)*10*time.Second, outcome, time.Duration(i+1)*time.Microsecond))
 	}
 	now := boot + 90*time.Minute - time.Second
 	s := h.hours(int64(now))["a"]
@@ -49,11 +49,11 @@ func TestHistoryIsTheLastHour(t *testing.T) {
 	if s.Answered != 150 || s.Median[29] == 0 || s.Median[30] != 0 {
 		t.Errorf("half an hour later: %+v", s)
 	}
-	h.add(1, sampleAt(boot+time.Minute, store.Lost, 0)) // too late to count
+	h.observe(1, sampleAt(boot+time.Minute, store.Lost, 0)) // too late to count
 	if again := h.hours(int64(now + 30*time.Minute))["a"]; again.Lost != s.Lost {
 		t.Error("what was sent more than an hour ago counts")
 	}
-	h.add(1, sampleAt(now+30*time.Minute, store.NotSent, 0))
+	h.observe(1, sampleAt(now+30*time.Minute, store.NotSent, 0))
 	if again := h.hours(int64(now + 30*time.Minute))["a"]; again.Other != 1 {
 		t.Errorf("%d not sent, want 1", again.Other)
 	}
@@ -76,7 +76,7 @@ func TestHistoryOfManyProbes(t *testing.T) {
 	for range 2000 {
 		var h history
 		for i := range 100 {
-			h.add(sampleAt(time.Hour, store.OnTime, time.Duration(i)))
+			h.add(observation{mono: int64(time.Hour), rtt: int64(i), outcome: store.OnTime})
 		}
 		for _, rtt := range h.minutes[minuteOf(int64(time.Hour))%historyMinutes].rtts {
 			sum += float64(rtt)

@@ -143,8 +143,8 @@ func TestRecentKeepsTheLast(t *testing.T) {
 	}
 }
 
-func BenchmarkHistory(b *testing.B) {
-	h := newHistories()
+func BenchmarkObserve(b *testing.B) {
+	h := newHistograms(true, func(fn func() error) error { return fn() })
 	paths := 10_000
 	for i := range paths {
 		h.began(i, target.Target{Name: fmt.Sprint(i)})
@@ -152,6 +152,6 @@ func BenchmarkHistory(b *testing.B) {
 	s := store.Sample{Outcome: store.OnTime, RTT: 1000}
 	for i := 0; b.Loop(); i++ {
 		s.Mono = int64(time.Hour) + int64(i)*int64(time.Second)/int64(paths)
-		h.add(i%paths, &s)
+		h.observe(i%paths, &s)
 	}
 }

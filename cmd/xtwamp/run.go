@@ -102,7 +102,6 @@ type daemon struct {
 	loops      *loops
 	manager    *manager
 	histograms *histograms
-	histories  *histories
 	recent     *recent
 	read       func() (*config, error) // reads the configuration again; nil: there is none to read
 	reloads    reloads
@@ -162,7 +161,6 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		addresses:  make(map[int]netip.Addr),
 		reloads:    reloads{success: time.Now()},
 		started:    time.Now(),
-		histories:  newHistories(),
 		recent:     remembered,
 		measuring:  newMilestone(),
 		reflected:  newMilestone(),
@@ -193,7 +191,6 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		Emit: func(path int, s store.Sample) {
 			d.ring.Put(path, s)
 			d.histograms.observe(path, &s)
-			d.histories.add(path, &s)
 		},
 		Began:  d.began,
 		Ended:  d.ended,
@@ -520,7 +517,6 @@ func (d *daemon) sinks() []sinkStatus {
 func (d *daemon) began(path int, t target.Target) {
 	d.ring.Began(path, t)
 	d.histograms.began(path, t)
-	d.histories.began(path, t)
 	// Whoever has an address gets answers from the start.
 	if a, err := netip.ParseAddr(t.Address); err == nil {
 		d.setPeer(path, a)
@@ -531,7 +527,6 @@ func (d *daemon) began(path int, t target.Target) {
 func (d *daemon) ended(path int) {
 	d.ring.Ended(path)
 	d.histograms.ended(path)
-	d.histories.ended(path)
 	d.setPeer(path, netip.Addr{})
 }
 

@@ -188,7 +188,7 @@ func (d *daemon) statusOfMeasuring(s *daemonStatus) {
 	stats := d.engine.Stats()
 	s.Clock = clockStatus{stats.Clock.Synchronized, stats.Clock.Error.Nanoseconds(), int64(stats.ClockSteps)}
 	s.Interfaces = append(s.Interfaces, hooks(stats.Attachments)...)
-	hours := d.histories.hours(s.Time.UnixNano() - stats.Clock.Offset)
+	hours := d.histograms.hours(s.Time.UnixNano() - stats.Clock.Offset)
 	for _, p := range d.engine.Paths() {
 		path := pathStatus{
 			Path: p.Target.Name, Address: p.Target.Address, Interface: p.Target.Interface, Profile: p.Target.Profile, Labels: p.Target.Labels,
