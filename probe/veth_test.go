@@ -901,3 +901,33 @@ func TestMissingStampIsNoStampOfZero(t *testing.T) {
 		t.Errorf("%d samples were stamped by the process in between, %d lost; want a few of each", between, lost)
 	}
 }
+
+// Case 95: a far end that lets little through gets the probes spread over the interval, so that most pass; sent at once nearly all would be
+// lost.
+func TestPolicedFarEnd(t *testing.T) {
+	near, far := link(t)
+	reflectIn(t, far, nil) // on the socket: the kernel half answers before packets come to where they are dropped here
+	far.Exec(t, "nft", `table netdev police {
+		chain ingress {
+			type filter hook ingress device "eth1" priority 0
+			udp dport 862 limit rate over 10/second burst 2 packets drop
+		}
+	}`)
+	const links, interval = 10, 2000 * ms
+	var targets []target.Target
+	for i := range links {
+		targets = append(targets, to(farAddr, func(t *target.Target) { t.Name, t.Interval = fmt.Sprint("peer", i), interval }))
+	}
+	r := begin(t, near, func(c *Config) { c.AtOnce = false }, targets...)
+	sums := func() (answered, lost uint64) {
+		for _, p := range r.Paths() {
+			answered, lost = answered+p.Received, lost+p.Lost
+		}
+		return answered, lost
+	}
+	await(t, "the outcome of 50 probes", func() bool { answered, lost := sums(); return answered+lost >= 50 })
+	answered, lost := sums()
+	if answered < 2*lost {
+		t.Errorf("%d answered, %d lost; want most answered", answered, lost)
+	}
+}

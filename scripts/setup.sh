@@ -16,6 +16,7 @@ declare -A package=(
 	[ip]=iproute2
 	[llvm-strip-19]=llvm-19
 	[ping]=iputils-ping
+	[nft]=nftables
 	[nsenter]=util-linux
 	[prometheus]=prometheus
 	[prometheus-alertmanager]=prometheus-alertmanager
