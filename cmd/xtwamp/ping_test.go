@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -18,6 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/netns/netnstest"
+	"github.com/xtwamp/xtwamp/probe"
+	"github.com/xtwamp/xtwamp/probe/store"
+	"github.com/xtwamp/xtwamp/probe/target"
 )
 
 // twoHosts is two namespaces joined by one link.
@@ -168,6 +173,60 @@ func TestPing(t *testing.T) {
 			if r == nil || r.Min <= 0 || r.Min > r.P50 || r.P50 > r.P90 || r.P90 > r.P99 || r.P99 > r.Max || r.Mean < float64(r.Min) || r.Mean > float64(r.Max) {
 				t.Errorf("rtt_ns = %+v", r)
 			}
+		})
+	}
+}
+
+// measuredOnce is one sample of each kind.
+func measuredOnce() *probe.Ring {
+	ring := probe.NewRing(16)
+	for i, s := range []store.Sample{
+		{RTT: 45_123, Dwell: 5_001, HasDwell: true, TX: store.TCEgress, RX: store.TCIngress, TTL: 64},
+		{RTT: 40_000, TX: store.TCEgress, RX: store.Socket},
+		{Outcome: store.Late, RTT: 1_200_000_000, TX: store.TCEgress, RX: store.TCIngress},
+		{Outcome: store.Lost, TX: store.TCEgress},
+		{Outcome: store.NotSent, Reason: store.NoRoute},
+		{Outcome: store.NotSent, Reason: store.NoRoute},
+		{Outcome: store.Unknown, Reason: store.ClockStep},
+	} {
+		s.Mono = int64(i+1) * 1e9
+		ring.Put(0, s)
+	}
+	return ring
+}
+
+// countedOnce are the counters of measuredOnce.
+func countedOnce() probe.Counters {
+	return probe.Counters{Sent: 5, Received: 3, Late: 1, Lost: 1, Unknown: 1, NotSent: map[store.Reason]uint64{store.NoRoute: 2}}
+}
+
+// openedOnce is a way of which the better steps were refused.
+func openedOnce() probe.FlowInfo {
+	return probe.FlowInfo{
+		Local: netip.MustParseAddrPort("10.1.0.1:40000"), Remote: netip.MustParseAddrPort("10.1.0.2:862"),
+		Interface: "eth1", Refused: errors.Join(errors.New("xdp: EBUSY"), errors.New("tcx: EPERM")),
+	}
+}
+
+func TestPingOffATerminal(t *testing.T) {
+	for _, tt := range []struct {
+		golden        string
+		asJSON, quiet bool
+	}{
+		{"ping.golden", false, false},
+		{"ping-quiet.golden", false, true},
+		{"ping-json.golden", true, false},
+	} {
+		t.Run(tt.golden, func(t *testing.T) {
+			var out output
+			p := newPinger(&out, target.Defaults(), tt.asJSON, tt.quiet)
+			p.begin(openedOnce())
+			p.take(measuredOnce(), 1_700_000_000e9)
+			var exit *exitError
+			if err := p.end(countedOnce()); !errors.As(err, &exit) || exit.code != 1 {
+				t.Errorf("%v, want exit code 1", err)
+			}
+			checkGolden(t, tt.golden, out.String())
 		})
 	}
 }
