@@ -314,11 +314,4 @@ func plural(n int, what string) string {
 }
 
 // coloured says whether w is a terminal that colours are wanted on.
-func coloured(w io.Writer) bool {
-	f, is := w.(*os.File)
-	if !is || os.Getenv("NO_COLOR") != "" {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
-}
+func coloured(w io.Writer) bool { return os.Getenv("NO_COLOR") == "" && isTerminal(w) }

@@ -38,8 +38,16 @@ type env struct {
 }
 
 func systemEnv() env {
-	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
-	return env{stdout: os.Stdout, stderr: os.Stderr, hostname: os.Hostname, terminal: err == nil, dropRights: dropRights}
+	return env{stdout: os.Stdout, stderr: os.Stderr, hostname: os.Hostname, terminal: isTerminal(os.Stderr), dropRights: dropRights}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, is := w.(*os.File)
+	if !is {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 // exitError ends the program with a code of its own. A nil err says nothing

@@ -45,6 +45,9 @@ A reply within the timeout is on time, one within as long again is late, and
 after that the probe is lost. Exit code 0: all probes were answered; 1: some
 were not; 2: nothing could be measured.
 
+On a terminal one line shows how it goes, instead of a line for each probe, and
+a histogram follows the summary.
+
 With --attach xdp, replies are time-stamped in the driver (native XDP), with
 auto behind it. Many drivers reset the port when a first XDP program comes and
 when the last one goes, at the end of this command too: ixgbe, igb, i40e and
@@ -106,6 +109,13 @@ func ping(ctx context.Context, e env, o pingOptions) error {
 		}
 		defer ns.Close()
 	}
+	p := newPinger(e.stdout, t, o.asJSON, o.quiet)
+	if p.live != nil {
+		defer p.live.clear()
+		if e.terminal {
+			e.stderr = p.live.above(e.stderr)
+		}
+	}
 	log := zap.NewNop()
 	if o.verbose {
 		var err error
@@ -124,7 +134,6 @@ func ping(ctx context.Context, e env, o pingOptions) error {
 		family = 6
 	}
 	ring := probe.NewRing(1 << 16)
-	p := newPinger(e.stdout, t, o.asJSON, o.quiet)
 	opened, everOpen := make(chan probe.FlowInfo, 1), false
 	engine, err := probe.New(probe.Config{
 		Targets:   []target.Target{t},
@@ -169,17 +178,7 @@ func ping(ctx context.Context, e env, o pingOptions) error {
 		}
 		return usage(err)
 	}
-	for {
-		select {
-		case <-ring.Filled():
-			p.take(ring, engine.Clock().Offset)
-			continue
-		case err = <-finished:
-		}
-		break
-	}
-	p.take(ring, engine.Clock().Offset)
-	if err != nil {
+	if err := p.follow(ring, func() int64 { return engine.Clock().Offset }, finished); err != nil {
 		return usage(err)
 	}
 	return p.end(engine.Paths()[0].Counters)
@@ -191,6 +190,7 @@ type pinger struct {
 	target target.Target
 	json   bool
 	quiet  bool
+	live   *live // nil: a line for each sample
 	info   probe.FlowInfo
 
 	batch []probe.Measured
@@ -201,7 +201,14 @@ type pinger struct {
 }
 
 func newPinger(out io.Writer, t target.Target, asJSON, quiet bool) *pinger {
-	return &pinger{out: out, target: t, json: asJSON, quiet: quiet, sum: newSummary()}
+	p := &pinger{out: out, target: t, json: asJSON, quiet: quiet, sum: newSummary()}
+	if !asJSON && !quiet {
+		p.live = newLive(out)
+	}
+	if p.live != nil {
+		p.out = p.live.above(out)
+	}
+	return p
 }
 
 func (p *pinger) printf(format string, args ...any) {
@@ -222,6 +229,29 @@ func (p *pinger) begin(info probe.FlowInfo) {
 	}
 }
 
+// follow prints what comes into the ring until the engine has finished, and
+// returns the error that it finished with.
+func (p *pinger) follow(ring *probe.Ring, offset func() int64, finished <-chan error) error {
+	var redraw <-chan time.Time
+	if p.live != nil {
+		ticker := time.NewTicker(redrawEvery)
+		defer ticker.Stop()
+		redraw = ticker.C
+		p.live.draw(&p.sum.rtt)
+	}
+	for {
+		select {
+		case <-ring.Filled():
+			p.take(ring, offset())
+		case <-redraw:
+			p.live.draw(&p.sum.rtt)
+		case err := <-finished:
+			p.take(ring, offset())
+			return err
+		}
+	}
+}
+
 // take prints what the ring holds; offset is the wall clock's from the
 // monotonic one.
 func (p *pinger) take(ring *probe.Ring, offset int64) {
@@ -235,6 +265,7 @@ func (p *pinger) take(ring *probe.Ring, offset int64) {
 		s.Time = time.Unix(0, s.Mono+offset)
 		p.sum.add(s)
 		switch {
+		case p.live != nil && !p.live.take(s):
 		case p.quiet:
 		case p.json:
 			p.line = s.AppendJSON(append(p.line[:0], `{"type":"sample",`...), "", p.target.Address)
@@ -305,6 +336,9 @@ func (p *pinger) end(c probe.Counters) error {
 			}
 		}
 		p.printf("\n%s", p.sum.text())
+		if p.live != nil {
+			p.printf("%s", p.live.rtts.histogram(p.live.columns(), blocksShow()))
+		}
 	}
 	switch {
 	case p.err != nil:
