@@ -541,7 +541,7 @@ func (e *Engine) answered(p *path, pr *probe) {
 	f := pr.flow
 	f.losses = 0
 	e.relief(p)
-	if !f.Step.kernel() {
+	if !f.Step.Kernel() {
 		return
 	}
 	if (pr.rxSource == store.TCIngress || pr.rxSource == store.XDP) && pr.txSource == store.TCEgress {

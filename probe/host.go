@@ -379,9 +379,11 @@ func (n *hostNetwork) openIn(req openRequest, remote netip.Addr) (_ *hostFlow, e
 	}
 	switch {
 	case wantsBPF(*t):
-		if f.info.Refused = n.openBPF(f, req, link, receive); f.info.Refused == nil {
+		err := n.openBPF(f, req, link, receive)
+		if err == nil {
 			break
 		}
+		f.info.Refused = err
 		fallthrough
 	case t.Timestamps != target.TimestampsUser:
 		if err := f.stampOnSocket(); err != nil {
@@ -438,6 +440,7 @@ func (n *hostNetwork) openBPF(f *hostFlow, req openRequest, link netns.Link, rec
 	if s != nil {
 		f.info.Local = netip.AddrPortFrom(own.Addr(), s.port)
 	}
+	f.info.Refused = n.ladder.steppedDown(dev, link, req.target.Attach)
 	if err := f.register(dev, &req.target, uint32(receive)); err != nil {
 		n.engine.mu.Lock()
 		defer n.engine.mu.Unlock()
@@ -464,7 +467,7 @@ func (n *hostNetwork) unchanged(req openRequest) bool {
 	}
 	alive := f != nil && f.alive() && !n.lost(f)
 	n.engine.mu.Unlock()
-	if !alive || f.info.Step.kernel() && !n.ladder.attached()[deviceKey{f.ifindex, f.info.Step}] {
+	if !alive || f.info.Step.Kernel() && !n.ladder.attached()[deviceKey{f.ifindex, f.info.Step}] {
 		return false
 	}
 	routes, err := n.openRoutes()

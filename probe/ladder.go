@@ -50,8 +50,8 @@ func (s Step) hook() bpf.Hook {
 	return bpf.TCX
 }
 
-// kernel says whether the kernel half is attached on the step.
-func (s Step) kernel() bool { return s == StepTCX || s == StepClsact || s == StepXDP }
+// Kernel says whether the kernel half takes the stamps on the step.
+func (s Step) Kernel() bool { return s == StepTCX || s == StepClsact || s == StepXDP }
 
 // Refusal is a step of the ladder that an interface did not allow.
 type Refusal struct {
@@ -255,6 +255,21 @@ func (l *ladder) belowXDP(r Refusal, tc *device) (*device, error) {
 		return nil, r.Err
 	}
 	return tc, nil
+}
+
+// steppedDown is why dev does not take stamps by XDP, if that is wanted.
+func (l *ladder) steppedDown(dev *device, link netns.Link, want target.Attach) error {
+	if want != target.AttachXDP || dev.step == StepXDP {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.refused[link.Index] {
+		if r.Step == StepXDP {
+			return r.Err
+		}
+	}
+	return nil
 }
 
 func (l *ladder) attachBy(to bpf.Device, step Step) (*device, error) {

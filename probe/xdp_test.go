@@ -158,8 +158,15 @@ func TestXDPStepsDown(t *testing.T) {
 			if got := r.Attachments()[0].Refusals(); got != tt.want {
 				t.Errorf("reflector refused %q, want %q", got, tt.want)
 			}
-			e := begin(t, near, count(20), to(farAddr, byXDP))
+			var flow FlowInfo // under the engine's lock, and read when it has ended
+			e := begin(t, near, func(c *Config) {
+				c.Count = 20
+				c.Opened = func(_ int, info FlowInfo, _ error) { flow = info }
+			}, to(farAddr, byXDP))
 			checkSources(t, e.finish(), store.TCEgress, store.TCIngress)
+			if flow.Step != StepTCX || refusals([]Refusal{{StepXDP, flow.Refused}}) != tt.want {
+				t.Errorf("the path is open by %s, refused %v; want tcx, %q", flow.Step, flow.Refused, tt.want)
+			}
 			if got := e.Stats().Attachments[0]; got.Step != StepTCX || got.Refusals() != tt.want {
 				t.Errorf("%v, refused %q; want tcx, %q", got.Step, got.Refusals(), tt.want)
 			}

@@ -143,7 +143,7 @@ func ping(ctx context.Context, e env, o pingOptions) error {
 		Family:    family,
 		Emit:      ring.Put,
 		Opened: func(_ int, info probe.FlowInfo, err error) {
-			if err == nil && t.Timestamps == target.TimestampsBPF && info.Refused != nil {
+			if err == nil && t.Timestamps == target.TimestampsBPF && !info.Step.Kernel() {
 				err = info.Refused
 			}
 			switch {
@@ -322,8 +322,8 @@ func (p *pinger) end(c probe.Counters) error {
 		p.printf("%s\n", line)
 	} else {
 		loss := 0.0
-		if c.Sent > 0 {
-			loss = 100 * float64(c.Sent-c.Received) / float64(c.Sent)
+		if c.Lost > 0 {
+			loss = 100 * float64(c.Lost) / float64(c.Received+c.Lost)
 		}
 		p.printf("--- %s %s ---\n", p.info.Remote, p.target.Profile)
 		p.printf("%d sent, %d received, %d lost (%.1f%%)", c.Sent, c.Received, c.Lost, loss)
