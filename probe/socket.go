@@ -114,6 +114,9 @@ func (f *hostFlow) connect(t *target.Target, oif int) error {
 		return down(store.NoRoute, "get local address: %w", err)
 	}
 	f.info.Local = addrPort(sa)
+	if f.info.Local.Addr().IsUnspecified() { // sent from there, nobody could answer
+		return down(store.NoInterface, "connect to %s: no address to send from", f.info.Remote)
+	}
 	return nil
 }
 

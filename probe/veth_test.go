@@ -931,3 +931,17 @@ func TestPolicedFarEnd(t *testing.T) {
 		t.Errorf("%d answered, %d lost; want most answered", answered, lost)
 	}
 }
+
+// An interface that the target names has a route to its neighbours also when nothing here has an address, but nobody could answer what is
+// sent from none.
+func TestWithoutAnAddressNothingIsSent(t *testing.T) {
+	near, far := link(t)
+	reflectIn(t, far, nil)
+	near.Exec(t, "ip", "addr", "del", nearCIDRs[0], "dev", "eth1")
+	e := begin(t, near, count(3), to(farAddr, func(t *target.Target) { t.Interface = "eth1" }))
+	for _, s := range e.finish() {
+		if s.Outcome != store.NotSent || s.Reason != store.NoInterface {
+			t.Errorf("%s (%s), want not_sent (no_interface)", s.Outcome, s.Reason)
+		}
+	}
+}
