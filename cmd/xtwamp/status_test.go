@@ -134,6 +134,14 @@ func TestStatusForPeople(t *testing.T) {
 	checkGolden(t, "status.golden", out.String())
 }
 
+// A reply can be younger than the status that tells of it.
+func TestNothingIsInTheFuture(t *testing.T) {
+	s := daemonStatus{Time: time.Now()}
+	if got := s.ago(s.Time.Add(100 * time.Millisecond)); got != "0.0s ago" {
+		t.Errorf("a later reply came %s", got)
+	}
+}
+
 // The command asks a running daemon, and its exit code says how that is.
 func TestStatusCommand(t *testing.T) {
 	near, far := twoHosts(t)

@@ -223,9 +223,9 @@ func (s *daemonStatus) printDiscovery(line printLine) {
 	}
 }
 
-// span is how long ago t was, at the time of s.
+// span is how long ago t was, at the time of s. What came in while s was put together is new.
 func (s *daemonStatus) span(t time.Time) string {
-	d := s.Time.Sub(t)
+	d := max(0, s.Time.Sub(t))
 	switch {
 	case d >= 48*time.Hour:
 		return fmt.Sprintf("%d days", d/(24*time.Hour))
