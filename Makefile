@@ -28,14 +28,14 @@ generate: ## compile the BPF program into bpf/ (to be committed); installs clang
 	go generate ./bpf
 
 test: need-root build ## install what is missing and run every check and test; needs root; a skipped test is a failure
-	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool nft ping systemd-analyze rpm prometheus prometheus-alertmanager
+	scripts/setup.sh clang-19 llvm-strip-19 clang-format-19 shellcheck gcc tshark ip ethtool nft ping systemd-analyze rpm prometheus prometheus-alertmanager chromium
 	scripts/lint.sh
 	scripts/check-generated.sh
 	scripts/fuzz.sh $(or $(FUZZTIME),3s)
 	go run ./scripts/runtests
 
 test-root: need-root ## run the tests of the packages that need root (namespaces, BPF) and no others
-	scripts/setup.sh gcc tshark ip ethtool nft ping systemd-analyze rpm prometheus
+	scripts/setup.sh gcc tshark ip ethtool nft ping systemd-analyze rpm prometheus chromium
 	go run ./scripts/runtests -root
 
 lint: ## check formats, vet, staticcheck, errorlint, shellcheck, the unit, go.mod, licences

@@ -9,6 +9,7 @@ set -euo pipefail
 
 # Versions are part of the names where the version decides the result: the compiler makes the committed BPF object.
 declare -A package=(
+	[chromium]='chromium fonts-dejavu-core' # without a font it draws no text
 	[clang-19]=clang-19
 	[clang-format-19]=clang-format-19
 	[ethtool]=ethtool

@@ -91,8 +91,8 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// What people see of a device with one of each kind of trouble.
-func TestStatusForPeople(t *testing.T) {
+// troubled is a device with one of each kind of trouble.
+func troubled() daemonStatus {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.Local)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	balance := uint64(1_250_000_000)
@@ -127,6 +127,12 @@ func TestStatusForPeople(t *testing.T) {
 		Loops: []loopStatus{{"engine", loopRuns, ago(time.Second), now.Add(time.Minute)}, {"recorder", loopStuck, ago(time.Hour), ago(50 * time.Minute)}},
 	}
 	s.Ledger.sumUp()
+	return s
+}
+
+// What people see of it.
+func TestStatusForPeople(t *testing.T) {
+	s := troubled()
 	var out bytes.Buffer
 	if err := s.print(&out); err != nil {
 		t.Fatal(err)
