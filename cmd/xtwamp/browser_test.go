@@ -491,8 +491,6 @@ func TestPageInABrowser(t *testing.T) {
 	t.Run("all kinds of trouble", func(t *testing.T) {
 		t.Parallel()
 		s := troubled()
-		s.Recent = []recentChange{{s.Time.Add(-14200 * time.Millisecond), "warn", "probe", "interface cannot be used; trying on",
-			"error=send to 172.16.0.3:862: no buffer space available, interface=eth2, paths=1, reason=no_carrier, times=1"}}
 		p := b.open(t, b.serve(t, frozen(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			if err := pageTemplate.Execute(w, &s); err != nil {
 				t.Error(err)

@@ -132,7 +132,7 @@ func TestRecentKeepsTheLast(t *testing.T) {
 	log := zap.New(r).Named("x").With(zap.Int("a", 1))
 	log.Debug("not that")
 	for i := range recentKept + 10 {
-		log.Info(fmt.Sprint(i), zap.Int("b", i), zap.String("stack", "long"))
+		log.Info(fmt.Sprint(i), zap.Int("b", i), zap.String("stack", "long"), zap.String("empty", ""))
 	}
 	lines := r.newest()
 	if len(lines) != recentKept || lines[0].Message != "59" || lines[recentKept-1].Message != "10" {

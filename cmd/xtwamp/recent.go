@@ -73,7 +73,9 @@ func (r *recent) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	}
 	var text []string
 	for _, key := range slices.Sorted(maps.Keys(m.Fields)) {
-		text = append(text, fmt.Sprintf("%s=%v", key, m.Fields[key]))
+		if value := m.Fields[key]; value != "" {
+			text = append(text, fmt.Sprintf("%s=%v", key, value))
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -125,6 +125,9 @@ func troubled() daemonStatus {
 				{Link: key, Code: "ams-dz001:fra-dz001", Status: "deleting", DeviceCode: "fra-dz001", Why: "status is deleting"},
 			}}},
 		Loops: []loopStatus{{"engine", loopRuns, ago(time.Second), now.Add(time.Minute)}, {"recorder", loopStuck, ago(time.Hour), ago(50 * time.Minute)}},
+		Recent: []recentChange{{ago(14200 * time.Millisecond), "warn", "probe", "interface cannot be used; trying on",
+			"error=send to 172.16.0.3:862: no buffer space available, interface=eth2, paths=1, reason=no_carrier, times=1"},
+			{ago(time.Hour), "info", "", "starting", ""}},
 	}
 	s.Ledger.sumUp()
 	return s

@@ -18,6 +18,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// recentPrinted is how many of the last changes are printed.
+const recentPrinted = 10
+
 func newStatusCommand(e env) *cobra.Command {
 	var (
 		c      connection
@@ -28,7 +31,8 @@ func newStatusCommand(e env) *cobra.Command {
 		Short: "Show how a running daemon is",
 		Long: `Show how a running daemon is: what is wrong, its links with the last RTT and
 percentiles and loss of the last hour, where time stamps are taken, the store,
-the sinks, the ledger's endpoints, discovery, and the loops that do the work.
+the sinks, the ledger's endpoints, discovery, the loops that do the work, and
+what changed lately.
 
 Exit code 0: healthy; 1: degraded; 2: no daemon answers.`,
 		Example: `  xtwamp status
@@ -89,6 +93,20 @@ func (s *daemonStatus) print(w io.Writer) error {
 	line("LOOP\tSTATE\tLAST HEARD OF\tDEADLINE")
 	for _, l := range s.Loops {
 		line("%s\t%s\t%s\t%s", l.Name, l.State, s.ago(l.Since), l.Deadline.Local().Format(time.TimeOnly))
+	}
+	if len(s.Recent) > 0 {
+		line("")
+		line("RECENT\tLEVEL\tWHAT")
+	}
+	for _, r := range s.Recent[:min(len(s.Recent), recentPrinted)] {
+		what := r.Message
+		if r.Logger != "" {
+			what = r.Logger + ": " + what
+		}
+		if r.Fields != "" {
+			what += " (" + r.Fields + ")"
+		}
+		line("%s\t%s\t%s", s.ago(r.Time), r.Level, what)
 	}
 	return out.Flush()
 }
