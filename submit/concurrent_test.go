@@ -122,7 +122,7 @@ func TestRecoveryIsForAllPathsAtOnce(t *testing.T) {
 		if n := s.Stats().Failed - failed; n > 0 {
 			t.Errorf("%d failed attempts since", n)
 		}
-		if diff := cmp.Diff([]string{"delivery fails, samples wait in the store"}, messages(logs)); diff != "" {
+		if diff := cmp.Diff([]string{"delivery fails, samples wait in the store"}, changes(logs)); diff != "" {
 			t.Errorf("log (-want +got):\n%s", diff)
 		}
 	})
@@ -396,7 +396,7 @@ func TestFlappingIsNotLoggedEachTime(t *testing.T) {
 		sink.set(down)
 		l.append(1, 1)
 		before := logs.Len()
-		pass(2 * flapping)
+		pass(tellAgain + 2*time.Minute)
 		synctest.Wait()
 		if logs.Len() != before+1 {
 			t.Errorf("log of an outage that stays: %q", messages(logs)[before:])

@@ -235,3 +235,6 @@ func messages(logs *observer.ObservedLogs) []string {
 	}
 	return m
 }
+
+// changes are the messages without those that say the same again.
+func changes(logs *observer.ObservedLogs) []string { return slices.Compact(messages(logs)) }

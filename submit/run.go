@@ -149,7 +149,7 @@ func (s *Submitter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		changed := s.cfg.Log.Changed() // before looking, so that no append goes unnoticed
 		wait := s.settle(s.flush(work))
-		if s.outage.failing() {
+		if s.failing() {
 			changed = nil
 		}
 		s.beat(wait)
@@ -163,6 +163,12 @@ func (s *Submitter) Run(ctx context.Context) error {
 	}
 	s.settle(s.flush(work))
 	return nil
+}
+
+func (s *Submitter) failing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.outage.Err() != nil
 }
 
 // settle books the end of a flush of all paths and returns how long to wait before the next one.

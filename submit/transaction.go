@@ -5,7 +5,6 @@ package submit
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -61,26 +60,25 @@ func (t *transaction) add(o outcome, samples []store.Sample, r Result) {
 	u.Delete = slices.DeleteFunc(u.Delete, func(key string) bool { _, put := r.Put[key]; return put })
 }
 
-// runs holds, by reason, the runs of drops that go on.
+// runs holds, by reason, the runs of drops.
 //
 // A run lasts until each of its paths has been delivered again, or refused for another reason: an account that is full says so once
 // and not whenever a healthy account takes something in between.
 type runs map[string]*run
 
 type run struct {
-	since time.Time
-	count uint64
-	paths map[store.PathID]struct{}
+	Outage // its failures are samples
+	paths  map[store.PathID]struct{}
 }
 
 // observe takes note of one final outcome and logs the runs that start and end with it.
 func (rs runs) observe(logger *zap.Logger, o outcome) {
 	for reason, r := range rs {
-		if _, in := r.paths[o.path.ID]; in && reason != o.reason {
+		if reason != o.reason {
 			delete(r.paths, o.path.ID)
-			if len(r.paths) == 0 {
-				rs.endOne(logger, reason)
-			}
+		}
+		if len(r.paths) == 0 && r.over() {
+			r.tell(logger, reason)
 		}
 	}
 	if o.refused == 0 {
@@ -88,23 +86,30 @@ func (rs runs) observe(logger *zap.Logger, o outcome) {
 	}
 	r := rs[o.reason]
 	if r == nil {
-		r = &run{since: time.Now(), paths: make(map[store.PathID]struct{})}
+		r = &run{paths: make(map[store.PathID]struct{})}
 		rs[o.reason] = r
-		logger.Warn("dropping samples", zap.String("reason", o.reason), zap.String("path", o.path.Name))
 	}
 	r.paths[o.path.ID] = struct{}{}
-	r.count += uint64(o.refused)
+	if r.goesOn(o.refused) {
+		fields := []zap.Field{zap.String("reason", o.reason), zap.String("path", o.path.Name)}
+		if r.attempts > o.refused {
+			fields = append(fields, zap.Uint64("count", uint64(r.attempts)), zap.Duration("for", r.lasted()))
+		}
+		logger.Warn("dropping samples", fields...)
+	}
+}
+
+// tell logs the end of a run.
+func (r *run) tell(logger *zap.Logger, reason string) {
+	logger.Info("dropped samples", zap.String("reason", reason), zap.Uint64("count", uint64(r.attempts)), zap.Duration("during", r.lasted()))
 }
 
 // end logs the end of all runs.
 func (rs runs) end(logger *zap.Logger) {
 	for _, reason := range slices.Sorted(maps.Keys(rs)) {
-		rs.endOne(logger, reason)
+		if r := rs[reason]; !r.ended {
+			r.tell(logger, reason)
+		}
 	}
-}
-
-func (rs runs) endOne(logger *zap.Logger, reason string) {
-	r := rs[reason]
-	delete(rs, reason)
-	logger.Info("dropped samples", zap.String("reason", reason), zap.Uint64("count", r.count), zap.Duration("during", time.Since(r.since)))
+	clear(rs)
 }

@@ -68,7 +68,11 @@ func readTopology(path string) (*topology, error) {
 
 // save keeps a list that differs from what was saved; if it cannot, until it can.
 func (d *Discovery) save(t *topology) {
-	if d.cfg.State == "" || !d.unsaved {
+	if d.cfg.State == "" {
+		return
+	}
+	if !d.unsaved {
+		d.saving.Over(d.logger)
 		return
 	}
 	inner := asJSON(t)
