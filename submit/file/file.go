@@ -90,7 +90,8 @@ type Sink struct {
 	buf       []byte // lines to be written at committed
 	full      bool   // the file is finished by the lines in buf
 	newest    string // the newest name in use
-	pruneErr  bool   // the last attempt to delete old files failed
+	pruning   submit.Outage
+	removing  submit.Outage // of files, by somebody else
 }
 
 var _ submit.Transactional = (*Sink)(nil)
@@ -100,7 +101,11 @@ func New(cfg Config, l log, logger *zap.Logger) (*Sink, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Sink{cfg: cfg, log: l, logger: logger.Named("file")}, nil
+	return &Sink{
+		cfg: cfg, log: l, logger: logger.Named("file"),
+		pruning:  submit.Outage{Begins: "old files cannot be deleted", Ends: "old files are deleted again"},
+		removing: submit.Outage{Begins: "file was removed or cut by somebody else, starting a new one", Ends: "files are left alone again"},
+	}, nil
 }
 
 // Name implements [submit.Sink].
@@ -259,14 +264,15 @@ func (s *Sink) cut(at cursor) (cursor, error) {
 		if at, err = s.startFile(); err != nil {
 			return cursor{}, err
 		}
-		s.logger.Warn("file was removed or cut by somebody else, starting a new one",
-			zap.String("file", lost.Name), zap.Int64("size", size), zap.Int64("delivered", lost.Offset))
+		s.removing.GoesOn(s.logger, fmt.Errorf("%s has %d bytes of %d", lost.Name, size, lost.Offset))
+		return at, nil
 	case size > at.Offset:
 		if err := os.Truncate(s.path(at.Name), at.Offset); err != nil {
 			return cursor{}, fmt.Errorf("cut file: %w", err)
 		}
 		s.logger.Debug("cut unaccounted tail", zap.String("file", at.Name), zap.Int64("bytes", size-at.Offset))
 	}
+	s.removing.Over(s.logger)
 	return at, nil
 }
 
@@ -311,10 +317,11 @@ func (s *Sink) prune() {
 			err = os.Remove(s.path(names[i]))
 		}
 	}
-	if err != nil && !s.pruneErr {
-		s.logger.Warn("old files cannot be deleted", zap.Error(err))
+	if err != nil {
+		s.pruning.GoesOn(s.logger, err)
+	} else {
+		s.pruning.Over(s.logger)
 	}
-	s.pruneErr = err != nil
 }
 
 func (s *Sink) path(name string) string { return filepath.Join(s.cfg.Directory, name) }
