@@ -99,6 +99,8 @@ func New(cfg Config) *Sink {
 		paths:  make(map[store.PathID]*path),
 		zeros:  make(map[string]uint64),
 	}
+	s.clock.holding = submit.Outage{Begins: "holding all samples back", Ends: "the clock agrees with the ledger again", Level: zap.ErrorLevel}
+	s.wallet.low = submit.Outage{Begins: "the payer's balance will soon be used up", Ends: "the payer's balance was filled up", Level: zap.ErrorLevel}
 	s.chain = newChain(s.client)
 	s.epochs = newEpochs(s.client, s.chain, cfg.Log, s.logger)
 	s.headers = newBatcher(cfg.Poll/20, maxKeysPerCall, s.readHeaders)

@@ -5,12 +5,15 @@ package doublezero
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/submit"
 )
 
 // clockSlack is how far the device's clock may be behind the ledger's.
@@ -18,8 +21,9 @@ const clockSlack = 5 * time.Second
 
 // clock is how the device's clock stands to the ledger's.
 type clock struct {
-	hold   string    // why nothing is submitted; "": it is right
-	steady time.Time // since when it has been right; zero: it is not
+	holding submit.Outage
+	hold    string    // why nothing is submitted; "": it is right
+	steady  time.Time // since when it has been right; zero: it is not
 }
 
 // clockAgrees reports whether the device's clock may be right, and says so when that changes.
@@ -34,21 +38,17 @@ func (s *Sink) clockAgrees(now tip) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was := s.clock.hold
 	s.clock.hold = hold
-	switch {
-	case hold == "" && s.clock.steady.IsZero():
-		s.clock.steady = device
-	case hold != "":
+	if hold != "" {
 		s.clock.steady = time.Time{}
+		s.clock.holding.GoesOn(s.logger, errors.New(hold))
+		return false
 	}
-	switch {
-	case hold != "" && was == "":
-		s.logger.Error("holding all samples back", zap.String("reason", hold))
-	case hold == "" && was != "":
-		s.logger.Info("the clock agrees with the ledger again")
+	if s.clock.steady.IsZero() {
+		s.clock.steady = device
 	}
-	return hold == ""
+	s.clock.holding.Over(s.logger)
+	return true
 }
 
 // clockSteadyFor reports whether the clock has been right for so long.
@@ -72,7 +72,7 @@ type wallet struct {
 	lamports uint64
 	known    bool
 	next     time.Time // when to look again
-	low      bool
+	low      submit.Outage
 }
 
 // pay looks at the payer's balance now and then.
@@ -95,15 +95,13 @@ func (s *Sink) pay(ctx context.Context) {
 	perDay := float64(24*time.Hour) * float64(len(s.paths)) *
 		(lamportsPerSample/float64(s.cfg.SampleInterval) + lamportsPerWrite/float64(s.cfg.FlushInterval))
 	lasts := time.Duration(float64(24*time.Hour) * float64(lamports) / max(perDay, 1))
-	low := lasts < enoughFor
-	switch {
-	case low && !s.wallet.low:
-		s.logger.Error("the payer's balance will soon be used up", zap.Stringer("payer", s.cfg.Keypair.Public()),
-			zap.Uint64("lamports", lamports), zap.Duration("lasts", lasts.Truncate(time.Minute)))
-	case !low && s.wallet.low:
-		s.logger.Info("the payer's balance was filled up", zap.Uint64("lamports", lamports))
+	if lasts < enoughFor {
+		s.wallet.low.GoesOn(s.logger, fmt.Errorf("it lasts %v", lasts.Truncate(time.Minute)),
+			zap.Stringer("payer", s.cfg.Keypair.Public()), zap.Uint64("lamports", lamports))
+	} else {
+		s.wallet.low.Over(s.logger, zap.Uint64("lamports", lamports))
 	}
-	s.wallet.lamports, s.wallet.known, s.wallet.low = lamports, true, low
+	s.wallet.lamports, s.wallet.known = lamports, true
 }
 
 // AccountStatus is one account that is, or was, written.
