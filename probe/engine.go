@@ -76,11 +76,15 @@ type Engine struct {
 	state       ClockState
 	stamps      map[string]*stampCounts // by name of interface
 	causes      map[string]*cause       // by name
+	holds       holds                   // of tc, and the kernel half as a whole
+	xdpHolds    holds
 	unmatched   uint64
 	clockSteps  uint64
 	skipped     uint64
-	skippedTold time.Time
-	lookTold    time.Time // of the scheduler alone
+	heldUp      trouble
+	looking     trouble // of the scheduler alone
+	stepping    trouble // of the clock's watch alone
+	adrift      trouble // as well: the clock is not synchronized
 }
 
 // stampCounts is how many time stamps came from each source.
@@ -120,15 +124,16 @@ func newEngine(cfg Config, c clock) *Engine {
 		cfg.Beat = func(time.Duration) {}
 	}
 	return &Engine{
-		cfg:     cfg,
-		log:     cfg.Logger,
-		clock:   c,
-		wake:    make(chan struct{}, 1),
-		opens:   newRequests(),
-		lookups: newRequests(),
-		stamps:  make(map[string]*stampCounts),
-		causes:  make(map[string]*cause),
-		state:   c.state(),
+		cfg:      cfg,
+		log:      cfg.Logger,
+		clock:    c,
+		wake:     make(chan struct{}, 1),
+		opens:    newRequests(),
+		lookups:  newRequests(),
+		stamps:   make(map[string]*stampCounts),
+		causes:   make(map[string]*cause),
+		state:    c.state(),
+		stepping: trouble{calm: minutely}, adrift: trouble{calm: minutely},
 	}
 }
 
@@ -198,15 +203,15 @@ const (
 // keep runs loop until ctx ends, and again after a pause whenever it fails.
 func keep(ctx context.Context, log *zap.Logger, what string, loop func(context.Context) error) {
 	const pause = time.Second
-	for told := (time.Time{}); ctx.Err() == nil; {
+	state := newOngoing(log, what+" failed; trying on", what+" works again")
+	for ctx.Err() == nil {
+		stop := state.works()
 		err := loop(ctx)
+		stop()
 		if ctx.Err() != nil || err == nil {
 			return
 		}
-		if time.Since(told) > tellAgain {
-			told = time.Now()
-			log.Error(what+" failed; trying on", zap.Error(err))
-		}
+		state.fails(err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -296,10 +301,7 @@ func (e *Engine) sleep(now, at int64) time.Duration {
 
 // look takes what has arrived since the last slot.
 func (e *Engine) look(net network) {
-	if err := net.look(); err != nil && time.Since(e.lookTold) > tellAgain {
-		e.lookTold = time.Now()
-		e.log.Error("looking into the ring failed; trying on", zap.Error(err))
-	}
+	e.looking.attempt(e.log, net.look(), "looking into the ring failed; trying on", "looking into the ring works again")
 }
 
 // finished reports whether nothing is left to send or to wait for. An engine
@@ -354,11 +356,13 @@ func (e *Engine) fire(p *path, now int64) {
 		p.due += int64(missed) * interval
 		p.counters.Skipped += missed
 		e.skipped += missed
-		if missed > 0 && time.Since(e.skippedTold) > time.Hour {
-			e.skippedTold = time.Now()
+		if missed > 0 && e.heldUp.note() {
 			e.log.Warn("the schedule was held up; probes were left out", zap.String("path", p.target.Name),
 				zap.Uint64("probes_so_far", e.skipped), zap.Duration("behind", time.Duration(behind)))
 		}
+	} else if e.heldUp.over() {
+		e.log.Info("the schedule is kept again", append(e.heldUp.history(), zap.Uint64("probes_so_far", e.skipped))...)
+		e.heldUp.end()
 	}
 	p.due += interval
 	if p.full() { // the window has room for all that can be caught up with
@@ -780,9 +784,26 @@ func (e *Engine) readClock() {
 	}
 	e.mu.Unlock()
 	if stepped {
-		e.log.Info("the wall clock was stepped", zap.Duration("by", step))
+		if e.stepping.note() {
+			e.log.Info("the wall clock was stepped", zap.Duration("by", step), zap.Uint64("times", e.stepping.times))
+		}
+	} else if e.stepping.over() {
+		if e.stepping.times > 1 {
+			e.log.Info("the wall clock is not stepped any more", e.stepping.history()...)
+		}
+		e.stepping.end()
 	}
-	if now.Synchronized != before.Synchronized {
-		e.log.Info("clock synchronization changed", zap.Bool("synchronized", now.Synchronized))
+	const changed = "clock synchronization changed"
+	switch synchronized := zap.Bool("synchronized", now.Synchronized); {
+	case now.Synchronized == before.Synchronized && e.adrift.times == 0:
+	case !now.Synchronized:
+		if e.adrift.note() {
+			e.log.Info(changed, synchronized, zap.Uint64("times", e.adrift.times))
+		}
+	case e.adrift.times == 0:
+		e.log.Info(changed, synchronized)
+	case e.adrift.over():
+		e.log.Info(changed, append(e.adrift.history(), synchronized)...)
+		e.adrift.end()
 	}
 }

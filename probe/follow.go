@@ -14,7 +14,9 @@ import (
 // follow measures in whichever namespace the place is, until ctx ends. While
 // there is none, probes are not sent: no_interface.
 func (e *Engine) follow(ctx context.Context) error {
+	missing := newOngoing(e.log, "the namespace of the interfaces is not there; waiting for it", "the namespace of the interfaces is there again")
 	return e.cfg.Place.Each(ctx, func(ctx context.Context, ns *netns.Namespace) error {
+		defer missing.works()()
 		n := newHostNetwork(e, ns, e.cfg.Family)
 		e.enter(n)
 		n.run(ctx)
@@ -24,7 +26,7 @@ func (e *Engine) follow(ctx context.Context) error {
 		e.mu.Lock()
 		paths := len(e.paths) - len(e.free)
 		e.mu.Unlock()
-		e.log.Warn("the namespace of the interfaces is not there; waiting for it", zap.Int("paths", paths), zap.Error(reason))
+		missing.fails(reason, zap.Int("paths", paths))
 	})
 }
 

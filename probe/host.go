@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,7 +39,7 @@ type hostNetwork struct {
 	here          *surroundings       // at the last look; nil before it; Engine.mu
 	looks         uint64              // so far; Engine.mu
 	absent        map[string]bool     // interfaces that were asked for since, and are not there; Engine.mu
-	followTold    time.Time           // of follow alone
+	following     trouble             // of follow alone
 	keysMu        sync.Mutex
 	keys          map[bpf.Key]*hostFlow // who registered a key with the kernel half last
 	buf, oob      []byte                // of the epoll loop and settle; Engine.mu

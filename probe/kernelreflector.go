@@ -85,19 +85,20 @@ type kernelReflector struct {
 	bound []netip.AddrPort // what the sockets are bound to
 	again chan struct{}    // has room for one: look again
 
-	mu       sync.Mutex
-	program  *bpf.Reflector // nil before it is loaded and after close
-	closed   bool
-	peers    []netip.Addr
-	routes   map[netip.Addr]int // interface that leads there; 0: none
-	vrf      int                // index of the one that it is for; 0: none
-	stale    bool               // routes and interfaces may have changed
-	devices  map[int]*reflectingDevice
-	refused  map[int][]Refusal // by interface index
-	names    map[int]string    // of devices and refused
-	modes    map[string]Step   // by name of interface: how it was attached last
-	counted  map[string]bpf.ReflectCounts
-	complain string // the last complaint logged
+	mu                  sync.Mutex
+	program             *bpf.Reflector // nil before it is loaded and after close
+	closed              bool
+	peers               []netip.Addr
+	routes              map[netip.Addr]int // interface that leads there; 0: none
+	vrf                 int                // index of the one that it is for; 0: none
+	stale               bool               // routes and interfaces may have changed
+	devices             map[int]*reflectingDevice
+	refused             map[int][]Refusal // by interface index
+	names               map[int]string    // of devices and refused
+	modes               map[string]Step   // by name of interface: how it was attached last
+	counted             map[string]bpf.ReflectCounts
+	setting, refreshing trouble
+	holds               holds
 }
 
 // reflectingDevice is an interface with the program attached.
@@ -118,6 +119,8 @@ func newKernelReflector(cfg ReflectorConfig, bound []netip.AddrPort) *kernelRefl
 		refused: make(map[int][]Refusal),
 		names:   make(map[int]string),
 		modes:   make(map[string]Step),
+
+		refreshing: trouble{calm: minutely},
 	}
 }
 
@@ -209,9 +212,8 @@ func (k *kernelReflector) setClockLocked() {
 	}
 	now := systemClock{}.state()
 	estimate := twamp.NewErrorEstimate(now.Synchronized, twamp.NTP, int64(now.Error))
-	if err := k.program.SetClock(now.Offset, uint16(estimate), clockGood); err != nil {
-		k.log.Error("cannot set the reflector's clock", zap.Error(err))
-	}
+	err := k.program.SetClock(now.Offset, uint16(estimate), clockGood)
+	k.setting.attempt(k.log, err, "cannot set the reflector's clock", "the reflector's clock is set again")
 }
 
 func (k *kernelReflector) setPeers(peers []netip.Addr) {
@@ -258,15 +260,8 @@ func (k *kernelReflector) refresh() {
 		k.stale = false
 	}
 	err := k.cfg.Namespace.Do(k.refreshIn)
-	said := ""
-	if err != nil {
-		said = err.Error()
-	}
-	if said != k.complain && said != "" {
-		k.log.Error("the kernel half of the reflector is not up to date; the socket answers what it does not",
-			zap.Error(err))
-	}
-	k.complain = said
+	k.refreshing.attempt(k.log, err, "the kernel half of the reflector is not up to date; the socket answers what it does not",
+		"the kernel half of the reflector is up to date again")
 }
 
 // refreshIn brings the maps and attachments up to date, from within the
@@ -454,7 +449,7 @@ func (k *kernelReflector) detach(links []netns.Link, wanted, tagged map[int]bool
 		errs = append(errs, dev.attachment.Close())
 		delete(k.devices, index)
 		if names[index] != "" {
-			k.log.Info("the kernel half of the reflector is off an interface", zap.String("interface", k.names[index]))
+			k.holds.lost(k.log, "the kernel half of the reflector is off an interface", k.names[index])
 		}
 	}
 	for index := range k.names {
@@ -470,7 +465,9 @@ func (k *kernelReflector) detach(links []netns.Link, wanted, tagged map[int]bool
 // that works. XDP that lacks a right is no reason to go on: the operator may
 // mend it.
 func (k *kernelReflector) attach(link netns.Link, tagged bool) {
+	const answers = "the kernel answers on interface"
 	if k.devices[link.Index] != nil {
+		k.holds.lasts(k.log, answers, link.Name)
 		return
 	}
 	k.names[link.Index] = link.Name
@@ -482,8 +479,7 @@ func (k *kernelReflector) attach(link netns.Link, tagged bool) {
 			k.devices[link.Index] = &reflectingDevice{step: step, attachment: a}
 			k.refused[link.Index] = refused
 			k.modes[link.Name] = step
-			k.log.Info("the kernel answers on interface", zap.String("interface", link.Name), zap.Stringer("hook", step),
-				zap.String("refused", refusals(refused)))
+			k.holds.attached(k.log, answers, link.Name, step, refused)
 			return
 		}
 		refused = append(refused, Refusal{step, err})
@@ -491,10 +487,8 @@ func (k *kernelReflector) attach(link netns.Link, tagged bool) {
 			break
 		}
 	}
-	if refusals(k.refused[link.Index]) != refusals(refused) {
-		k.log.Warn("the kernel does not answer on interface; the socket does", zap.String("interface", link.Name),
-			zap.String("refused", refusals(refused)), zap.NamedError("last", refused[len(refused)-1].Err))
-	}
+	k.holds.lost(k.log, "the kernel does not answer on interface; the socket does", link.Name,
+		zap.String("refused", refusals(refused)), zap.NamedError("last", refused[len(refused)-1].Err))
 	k.refused[link.Index] = refused
 }
 

@@ -119,7 +119,7 @@ func (l *ladder) load() *bpf.Datapath {
 	l.once.Do(func() {
 		dp, err := l.loadDatapath(l.config())
 		if err != nil {
-			l.log.Warn("the kernel half cannot be loaded; using socket timestamps", zap.Error(err))
+			l.engine.holds.lost(l.log, "the kernel half cannot be loaded; using socket timestamps", "", zap.Error(err))
 		}
 		l.loadErr = err
 		if dp != nil {
@@ -204,16 +204,12 @@ func (l *ladder) attachTC(to bpf.Device, want target.Attach) (*device, error) {
 		dev, err := l.attachBy(to, step)
 		if err == nil {
 			l.refused[to.Index] = refused
-			l.log.Info("attached to interface", zap.String("interface", to.Name), zap.Stringer("hook", step),
-				zap.String("refused", refusals(refused)))
+			l.engine.holds.attached(l.log, attachedTo, to.Name, step, refused)
 			return dev, nil
 		}
 		refused = append(refused, Refusal{step, err})
 	}
-	if refusals(l.refused[to.Index]) != refusals(refused) {
-		l.log.Warn("cannot attach to interface; using socket timestamps", zap.String("interface", to.Name),
-			zap.String("refused", refusals(refused)))
-	}
+	l.engine.holds.lost(l.log, "cannot attach to interface; using socket timestamps", to.Name, zap.String("refused", refusals(refused)))
 	l.refused[to.Index] = refused
 	errs := make([]error, len(refused))
 	for i, r := range refused {
@@ -234,7 +230,7 @@ func (l *ladder) attachXDP(to bpf.Device, tc *device) (*device, error) {
 	}
 	dev, err := l.attachBy(to, StepXDP)
 	if err == nil {
-		l.log.Info("attached to interface", zap.String("interface", to.Name), zap.Stringer("hook", StepXDP))
+		l.engine.xdpHolds.attached(l.log, attachedTo, to.Name, StepXDP, nil)
 		return dev, nil
 	}
 	r := Refusal{StepXDP, err}
@@ -244,7 +240,7 @@ func (l *ladder) attachXDP(to bpf.Device, tc *device) (*device, error) {
 	if dev != nil {
 		using = dev.step
 	}
-	l.log.Warn("cannot attach xdp to interface", zap.String("interface", to.Name), zap.Stringer("using", using), zap.Error(r.Err))
+	l.engine.xdpHolds.lost(l.log, "cannot attach xdp to interface", to.Name, zap.Stringer("using", using), zap.Error(r.Err))
 	return dev, err
 }
 
@@ -313,8 +309,10 @@ func (l *ladder) release(here map[int]netns.Link, left []int) {
 			l.detach(key, dev)
 		} else if look && !dev.attachment.Alive() {
 			l.detach(key, dev)
-			l.log.Warn("somebody has detached from interface; attaching again",
-				zap.String("interface", l.names[key.ifindex]), zap.Stringer("hook", key.step))
+			l.holds(key.step).lost(l.log, "somebody has detached from interface; attaching again", l.names[key.ifindex],
+				zap.Stringer("hook", key.step))
+		} else {
+			l.holds(key.step).lasts(l.log, attachedTo, l.names[key.ifindex])
 		}
 	}
 	for ifindex := range l.names {
@@ -325,6 +323,15 @@ func (l *ladder) release(here map[int]netns.Link, left []int) {
 		delete(l.names, ifindex)
 		delete(l.refused, ifindex)
 	}
+}
+
+const attachedTo = "attached to interface" // a line's text
+
+func (l *ladder) holds(s Step) *holds {
+	if s == StepXDP {
+		return &l.engine.xdpHolds
+	}
+	return &l.engine.holds
 }
 
 func (l *ladder) detach(key deviceKey, dev *device) {

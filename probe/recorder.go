@@ -63,9 +63,9 @@ func NewRecorder(cfg RecorderConfig) *Recorder {
 // Run records until ctx ends, then once more.
 func (r *Recorder) Run(ctx context.Context) error {
 	const maintainEvery = time.Minute
-	var failing episode
-	var told uint64 // drops that have their line
-	dropping := false
+	failing := trouble{calm: 3 * r.cfg.Interval}
+	full := trouble{calm: 3 * r.cfg.Interval}
+	var before, told uint64 // drops: at the last pass, and those that have their line
 	var maintained time.Time
 	for {
 		last := ctx.Err() != nil
@@ -78,21 +78,19 @@ func (r *Recorder) Run(ctx context.Context) error {
 			}
 		}
 		r.setDegraded(err)
+		dropped := r.cfg.Ring.Dropped()
+		failing.attempt(r.log, err, "the store refuses samples; keeping them in memory", "the store takes samples again",
+			zap.Uint64("dropped", dropped-told))
 		switch {
-		case failing.begins(err):
-			r.log.Error("the store refuses samples; keeping them in memory", zap.Error(err))
-		case failing.ends(err):
-			r.log.Info("the store takes samples again", zap.Int("failures", failing.count),
-				zap.Duration("after", time.Since(failing.since)))
-			failing = episode{}
-		}
-		switch dropped := r.cfg.Ring.Dropped() - told; {
-		case dropped > 0 && !dropping:
-			dropping = true
-			r.log.Error("memory is full; the oldest samples are dropped")
-		case dropping && err == nil:
-			dropping, told = false, told+dropped
-			r.log.Error("samples were dropped for want of memory", zap.Uint64("samples", dropped))
+		case dropped > before:
+			before = dropped
+			if full.note(); full.times == 1 { // the lines about the store tell that it goes on
+				r.log.Error("memory is full; the oldest samples are dropped")
+			}
+		case err == nil && (full.over() || last && full.times > 0):
+			r.log.Error("samples were dropped for want of memory", append(full.history(), zap.Uint64("samples", dropped-told))...)
+			told = dropped
+			full.end()
 		}
 		r.cfg.Beat(r.cfg.Interval)
 		if last {
@@ -193,25 +191,3 @@ func (r *Recorder) Degraded() string {
 	defer r.mu.Unlock()
 	return r.degraded
 }
-
-// episode is a run of failures, so that it is logged when it begins and when
-// it ends, not in between.
-type episode struct {
-	since time.Time
-	count int
-}
-
-// begins counts a failure and reports whether it is the first.
-func (e *episode) begins(err error) bool {
-	if err == nil {
-		return false
-	}
-	if e.count == 0 {
-		e.since = time.Now()
-	}
-	e.count++
-	return e.count == 1
-}
-
-// ends reports whether a run of failures is over.
-func (e *episode) ends(err error) bool { return err == nil && e.count > 0 }

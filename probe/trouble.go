@@ -3,27 +3,40 @@
 package probe
 
 import (
+	"fmt"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 )
+
+// minutely is the calm of what is looked at once a minute or more seldom.
+const minutely = 10 * time.Minute
 
 // trouble is something that is wrong for a while. It has a line in the log when
 // it begins, and while it goes on one every few hours.
 type trouble struct {
 	times             uint64 // since all was well
 	since, last, told time.Time
+	calm, more        time.Duration // it has to be well for the longer of them until it is over
 }
 
 // note notes that it is still so, and says whether that deserves a line.
 func (t *trouble) note() bool {
 	now := time.Now()
+	lately := now.Sub(t.told) <= tellAgain
 	if t.times == 0 {
 		t.since = now
+		if lately { // it is over too often
+			t.more = min(8*t.wait(), tellAgain)
+		} else {
+			t.more = 0
+		}
+		lately = false
 	}
 	t.times++
 	t.last = now
-	if now.Sub(t.told) <= tellAgain {
+	if lately {
 		return false
 	}
 	t.told = now
@@ -32,11 +45,110 @@ func (t *trouble) note() bool {
 
 // over reports whether all has been well for a while. The while keeps what
 // comes and goes from filling the log.
-func (t *trouble) over() bool { return time.Since(t.last) >= troubleOver }
+func (t *trouble) over() bool { return t.times > 0 && time.Since(t.last) >= t.wait() }
+
+func (t *trouble) wait() time.Duration { return max(t.calm, t.more, troubleOver) }
+
+// end makes it over.
+func (t *trouble) end() { *t = trouble{told: t.told, calm: t.calm, more: t.more} }
+
+// attempt notes how an attempt at something went that is made again and again,
+// and has the lines about it.
+func (t *trouble) attempt(log *zap.Logger, err error, begins, ends string, fields ...zap.Field) {
+	switch {
+	case err != nil && t.note():
+		log.Error(begins, append(fields, zap.Uint64("times", t.times), zap.Error(err))...)
+	case err == nil && t.over():
+		log.Info(ends, t.history()...)
+		t.end()
+	}
+}
 
 // history is what a line about its end says of it.
 func (t *trouble) history() []zap.Field {
 	return []zap.Field{zap.Uint64("times", t.times), zap.Duration("after", t.last.Sub(t.since))}
+}
+
+// ongoing is the trouble of what goes on by itself as long as it does not fail.
+type ongoing struct {
+	log          *zap.Logger
+	begins, ends string
+
+	mu sync.Mutex
+	trouble
+}
+
+func newOngoing(log *zap.Logger, begins, ends string) *ongoing {
+	return &ongoing{log: log, begins: begins, ends: ends, trouble: trouble{calm: minutely}}
+}
+
+// fails has the lines about a failure.
+func (o *ongoing) fails(err error, fields ...zap.Field) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.attempt(o.log, err, o.begins, o.ends, fields...)
+}
+
+// works notes that it goes on from now on, until stop is called.
+func (o *ongoing) works() (stop func() bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return time.AfterFunc(o.wait(), func() { o.fails(nil) }).Stop
+}
+
+// holds says by the name of an interface how the kernel half keeps to it. What
+// somebody takes away and what comes back must not fill the log.
+type holds struct {
+	mu sync.Mutex
+	of map[string]*hold
+}
+
+type hold struct {
+	trouble
+	told string // how it was attached when that last had a line
+}
+
+// get is called with mu held.
+func (h *holds) get(name string) *hold {
+	if h.of == nil {
+		h.of = make(map[string]*hold)
+	}
+	if h.of[name] == nil {
+		h.of[name] = &hold{trouble: trouble{calm: minutely}}
+	}
+	return h.of[name]
+}
+
+// lost has a line about the kernel half not being attached.
+func (h *holds) lost(log *zap.Logger, what, name string, fields ...zap.Field) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i := h.get(name); i.note() {
+		log.Warn(what, append(fields, zap.String("interface", name), zap.Uint64("times", i.times))...)
+	}
+}
+
+// attached has a line about it being attached, unless that is no news or has to
+// last first.
+func (h *holds) attached(log *zap.Logger, what, name string, how Step, refused []Refusal) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := h.get(name)
+	if text := fmt.Sprint(how, refusals(refused)); i.times == 0 && text != i.told {
+		i.told = text
+		log.Info(what, zap.String("interface", name), zap.Stringer("hook", how), zap.String("refused", refusals(refused)))
+	}
+}
+
+// lasts has the line about it being attached again to an interface, once it has
+// been so for a while.
+func (h *holds) lasts(log *zap.Logger, what, name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i := h.get(name); i.over() {
+		log.Info(what, append(i.history(), zap.String("interface", name))...)
+		i.end()
+	}
 }
 
 // cause is a trouble that paths have in common: of an interface or, without a
@@ -117,8 +229,8 @@ func (e *Engine) relief(p *path) {
 		}
 		e.blame(p, nil)
 	}
-	if p.trouble.times > 0 && p.trouble.over() {
+	if p.trouble.over() {
 		e.log.Info("path works again", append(p.trouble.history(), zap.String("path", p.target.Name))...)
-		p.trouble = trouble{}
+		p.trouble.end()
 	}
 }

@@ -6,9 +6,6 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/xtwamp/xtwamp/netns"
 )
@@ -86,10 +83,7 @@ func (n *hostNetwork) changed(c netns.Change) {
 			}
 			return err
 		})
-		if err != nil && time.Since(n.followTold) > tellAgain {
-			n.followTold = time.Now()
-			e.log.Error("looking at the interfaces failed; trying on", zap.Error(err))
-		}
+		n.following.attempt(e.log, err, "looking at the interfaces failed; trying on", "looking at the interfaces works again")
 	}
 	attached := n.ladder.attached()
 	e.mu.Lock()
