@@ -12,7 +12,7 @@ import (
 // a connection that is made, a check: none of them has a line.
 
 const (
-	freeLines     = 6 // of one teller, before it becomes patient
+	freeLines     = 4 // of one teller, before it becomes patient
 	firstPatience = time.Minute
 	maxPatience   = time.Hour
 	quiet         = 2 * maxPatience // without a change makes a teller forget the lines it has had

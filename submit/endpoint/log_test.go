@@ -82,6 +82,78 @@ func TestA22HourOutageCostsFewLines(t *testing.T) {
 	}
 }
 
+// Whatever fails for 22 hours, all the time or by turns, has few lines: one with the cause at once, and in the end one with how often
+// and for how long.
+func TestLogOver22Hours(t *testing.T) {
+	const outage = 22 * time.Hour
+	all := func(fail func(s *server, fails bool)) func(*world, bool) {
+		return func(w *world, fails bool) {
+			for _, s := range w.servers {
+				fail(s, fails)
+			}
+		}
+	}
+	for _, fault := range []struct {
+		name        string
+		set         func(w *world, fails bool)
+		cause, ends string
+	}{
+		{"status 503", all(func(s *server, fails bool) {
+			if s.status = 0; fails {
+				s.status = http.StatusServiceUnavailable
+			}
+		}), "status 503", "endpoint in use"},
+		{"refused", all(func(s *server, fails bool) { s.refuse, s.reset = fails, fails }), "connection", "endpoint in use"},
+		{"silent", all(func(s *server, fails bool) { s.silent = fails }), "no answer in time", "endpoint in use"},
+		{"one of two", func(w *world, fails bool) {
+			if w.servers[addrA].status = 0; fails {
+				w.servers[addrA].status = http.StatusServiceUnavailable
+			}
+		}, "status 503", "endpoint"},
+		{"look-up", func(w *world, fails bool) {
+			w.lookup = func(context.Context) ([]netip.Addr, error) {
+				if fails {
+					return nil, errors.New("server misbehaving")
+				}
+				return two, nil
+			}
+		}, "server misbehaving", "look-up of endpoint works again"},
+	} {
+		for name, fails := range map[string]func(time.Duration) bool{
+			"all the time": func(time.Duration) bool { return true },
+			"by turns":     func(after time.Duration) bool { return after%time.Minute < 30*time.Second },
+		} {
+			t.Run(fault.name+"/"+name, func(t *testing.T) {
+				simulate(t, plainURL, two, aFirst, func(t *testing.T, w *world, p *Pool, logs *observer.ObservedLogs) {
+					busy(t, p, 20*time.Second)
+					pass(time.Hour)
+					logs.TakeAll()
+					begin := time.Now()
+					for failing := false; time.Since(begin) < outage+3*time.Hour; pass(30 * time.Second) {
+						after := time.Since(begin)
+						if now := after < outage && fails(after); now != failing {
+							failing = now
+							w.set(func() { fault.set(w, now) })
+						}
+					}
+					entries, said := logs.All(), lines(logs)
+					if len(said) < 2 || len(said) > 9 {
+						t.Fatalf("%d lines, want 2 to 9: %q", len(said), said[:min(len(said), 20)])
+					}
+					if at := entries[0].Time.Sub(begin); at > 3*time.Minute || !strings.Contains(said[0], fault.cause) {
+						t.Errorf("the first line, %v after the outage began, is %s; want the cause soon", at, said[0])
+					}
+					last := said[len(said)-1]
+					if at := entries[len(said)-1].Time.Sub(begin); at > outage+2*time.Hour || !strings.Contains(last, fault.ends) ||
+						!strings.Contains(last, `"after"`) || !strings.Contains(last, `"failures"`) {
+						t.Errorf("the last line, %v after the outage began, is %s; want how often and for how long", at, last)
+					}
+				})
+			})
+		}
+	}
+}
+
 // Case 6 of the field reports, its second half: the name rotates, and connections never last.
 func TestRotatingAddressesAreNoNews(t *testing.T) {
 	certificate()
