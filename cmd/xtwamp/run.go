@@ -121,6 +121,7 @@ type daemon struct {
 	discovery  *doublezero.Discovery // nil: links are not discovered
 	measuring  *milestone            // the engine runs
 	reflected  *milestone            // the reflector has tried to have its port
+	reflecting *upkeep
 
 	mu         sync.Mutex
 	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
@@ -164,6 +165,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		recent:     remembered,
 		measuring:  newMilestone(),
 		reflected:  newMilestone(),
+		reflecting: newUpkeep(log, "the reflector is off; measuring goes on", "the reflector is on again"),
 	}
 	// A fault in metrics must not reach the core; it is counted.
 	guard := func(fn func() error) error { return d.supervisor.guard("metrics", fn) }
@@ -302,9 +304,13 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	if d.cfg.Reflector.Enabled {
 		reflecting.start("reflector", func(ctx context.Context) error {
-			return d.interfaces.Each(ctx, d.reflect, func(reason error) {
+			state := newUpkeep(d.log, "the reflector waits for its namespace", "the namespace of the reflector is there again")
+			return d.interfaces.Each(ctx, func(ctx context.Context, ns *netns.Namespace) error {
+				defer state.works()()
+				return d.reflect(ctx, ns)
+			}, func(reason error) {
 				d.reflected.reach()
-				d.log.Warn("the reflector waits for its namespace", zap.Error(reason))
+				state.fails(reason)
 			})
 		})
 	} else {
@@ -582,18 +588,19 @@ func (d *daemon) reflect(ctx context.Context, ns *netns.Namespace) error {
 		}
 		rc.Listen = append(rc.Listen, address)
 	}
-	for off := false; ; off = true {
+	for {
 		r, err := probe.NewReflector(rc)
 		d.reflected.reach()
 		var taken *probe.PortTakenError
 		switch {
 		case err == nil:
+			stop := d.reflecting.works()
+			defer stop()
 			return d.runReflector(ctx, r)
 		case !errors.As(err, &taken):
 			return err
-		case !off:
-			d.log.Error("the reflector is off; measuring goes on", zap.Error(err))
 		}
+		d.reflecting.fails(err)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"go.uber.org/zap"
+
+	"github.com/xtwamp/xtwamp/submit"
 )
 
 // supervisor keeps everything that is not the measuring core running: what
@@ -27,35 +29,78 @@ func newSupervisor(log *zap.Logger) *supervisor {
 	return &supervisor{log: log, panics: make(map[string]uint64)}
 }
 
+// lived is how long something has to run to be well.
+const lived = time.Minute
+
 // run runs serve until it returns nil or ctx has ended. In between it is
 // started again after a pause of 1 s to 1 min, which is short again once
-// serve has lived for a minute. The first failure has a line in the log, and
-// while it goes on one every few hours.
+// serve has lived for a minute.
 func (s *supervisor) run(ctx context.Context, component string, serve func(context.Context) error) {
-	const lived, quiet = time.Minute, 4 * time.Hour
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = time.Second, time.Minute
-	var told time.Time
-	for failures := 1; ; failures++ {
+	state := newUpkeep(s.log.With(zap.String("component", component)), "component failed; it is started again until it runs",
+		"component runs again")
+	for {
 		started := time.Now()
+		stop := state.works()
 		err := s.guard(component, func() error { return serve(ctx) })
+		stop()
 		if err == nil || ctx.Err() != nil {
 			return
 		}
 		if time.Since(started) > lived {
 			pause.Reset()
-			failures, told = 1, time.Time{}
 		}
-		if time.Since(told) > quiet {
-			told = time.Now()
-			s.log.Error("component failed; it is started again until it runs", zap.String("component", component),
-				zap.Int("failures", failures), zap.Error(err))
-		}
+		state.fails(err)
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause.NextBackOff()):
 		}
+	}
+}
+
+// upkeep has the lines about what goes on by itself as long as it does not
+// fail.
+type upkeep struct {
+	log *zap.Logger
+
+	mu     sync.Mutex
+	outage submit.Outage
+}
+
+func newUpkeep(log *zap.Logger, begins, ends string) *upkeep {
+	return &upkeep{log: log, outage: submit.Outage{Begins: begins, Ends: ends, Level: zap.ErrorLevel}}
+}
+
+func (u *upkeep) fails(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.outage.GoesOn(u.log, err)
+}
+
+// works notes that it goes on from now on, until stop is called.
+func (u *upkeep) works() (stop func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	stopped := false
+	var timer *time.Timer
+	timer = time.AfterFunc(lived, func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if stopped {
+			return
+		}
+		u.outage.Over(u.log)
+		if u.outage.Open() {
+			timer.Reset(lived)
+		}
+	})
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		stopped = true
+		timer.Stop()
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"github.com/xtwamp/xtwamp/submit"
 )
 
 // manager is the service manager that has started the process, and that wants to
@@ -69,19 +71,19 @@ func (m *manager) watchdog(ctx context.Context, l *loops) error {
 func (m *manager) feed(ctx context.Context, l *loops, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for told := ""; ; {
+	stuck := submit.Outage{
+		Begins: "loops are stuck: the service manager is to start this process again", Ends: "no loop is stuck any more", Level: zap.ErrorLevel,
+	}
+	for {
 		var names []string
 		for _, s := range l.stuck() {
 			names = append(names, s.Name)
 		}
 		if len(names) == 0 {
 			m.say(systemd.SdNotifyWatchdog)
-		}
-		if stuck := strings.Join(names, ", "); stuck != told {
-			told = stuck
-			if stuck != "" {
-				m.log.Error("loops are stuck: the service manager is to start this process again", zap.String("loops", stuck))
-			}
+			stuck.Over(m.log)
+		} else {
+			stuck.GoesOn(m.log, errors.New("three deadlines were missed"), zap.String("loops", strings.Join(names, ", ")))
 		}
 		select {
 		case <-ctx.Done():

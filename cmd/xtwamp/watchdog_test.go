@@ -142,8 +142,8 @@ func TestWatchdogStarvesWhileALoopIsStuck(t *testing.T) {
 		if diff := cmp.Diff(want, fed); diff != "" {
 			t.Errorf("fed (-want +got):\n%s", diff)
 		}
-		if logged.Len() != 1 || !strings.HasPrefix(logged.All()[0].Message, "loops are stuck") || logged.All()[0].ContextMap()["loops"] != "recorder" {
-			t.Errorf("logged %v, want one line that names the recorder", logged.All())
+		if logged.Len() != 2 || logged.All()[1].Message != "no loop is stuck any more" || !strings.HasPrefix(logged.All()[0].Message, "loops are stuck") || logged.All()[0].ContextMap()["loops"] != "recorder" {
+			t.Errorf("logged %v, want a line that names the recorder, and one of the end", logged.All())
 		}
 	})
 }

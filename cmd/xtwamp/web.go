@@ -19,7 +19,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/exporter-toolkit/web"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/netns"
@@ -165,16 +164,16 @@ func (d *daemon) serveWeb(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
+	state := newUpkeep(d.log, "the web listener waits for its namespace", "the namespace of the web listener is there again")
 	serve := func(ctx context.Context, _ *netns.Namespace) error {
+		defer state.works()()
 		l, err := place.Listen(ctx, "tcp", address)
 		if err != nil {
 			return fmt.Errorf("listen for HTTP on %s: %w", address, err)
 		}
 		return d.serveHTTP(ctx, l, d.cfg.Web.Lifecycle, d.cfg.Web.ConfigFile)
 	}
-	return place.Each(ctx, serve, func(reason error) {
-		d.log.Warn("the web listener waits for its namespace", zap.Error(reason))
-	})
+	return place.Each(ctx, serve, state.fails)
 }
 
 // serveControl listens on the control socket, which only its owner may use.
