@@ -152,7 +152,8 @@ func (h *holds) lasts(log *zap.Logger, what, name string) {
 }
 
 // cause is a trouble that paths have in common: of an interface or, without a
-// name, of the namespace that is not there, which has lines elsewhere.
+// name, of the namespace that is not there, which has lines elsewhere. It is
+// kept when it is over, so that what comes and goes has few lines.
 type cause struct {
 	trouble
 	name  string
@@ -170,7 +171,7 @@ func (e *Engine) trouble(p *path, what string, fields ...zap.Field) {
 // many paths has a line for all of them.
 func (e *Engine) hindered(p *path, what string, d *downError) {
 	if d.cause == nil {
-		if p.cause != nil && !p.cause.over() {
+		if p.cause != nil && p.cause.times > 0 && !p.cause.over() {
 			return // the aftermath: with an interface go routes that come back later
 		}
 		e.trouble(p, what, zap.Stringer("reason", d.reason), zap.Error(d))
@@ -202,8 +203,8 @@ func (e *Engine) blame(p *path, c *cause) {
 	if old == nil {
 		return
 	}
-	if old.paths--; old.paths == 0 && e.causes[old.name] == old {
-		delete(e.causes, old.name)
+	if old.paths--; old.paths == 0 { // nobody is left who could say when it is over
+		old.end()
 	}
 }
 
@@ -220,13 +221,11 @@ func (e *Engine) leavingBy(name string) (n int) {
 // relief notes that a probe of p was answered: after a while of that, trouble
 // is over.
 func (e *Engine) relief(p *path) {
-	if c := p.cause; c != nil && c.over() {
-		if e.causes[c.name] == c { // the first to find it over
-			delete(e.causes, c.name)
-			if c.name != "" {
-				e.log.Info("interface works again", append(c.history(), zap.String("interface", c.name), zap.Int("paths", c.paths))...)
-			}
+	if c := p.cause; c != nil && (c.times == 0 || c.over()) {
+		if c.times > 0 && c.name != "" { // the first to find it over
+			e.log.Info("interface works again", append(c.history(), zap.String("interface", c.name), zap.Int("paths", c.paths))...)
 		}
+		c.end()
 		e.blame(p, nil)
 	}
 	if p.trouble.over() {

@@ -677,8 +677,10 @@ func TestTroubleInCommonHasOneLine(t *testing.T) {
 		}
 		time.Sleep(20 * time.Second)
 		s.mu.Lock()
-		if len(s.causes) != 0 {
-			t.Errorf("causes are left: %v", s.causes)
+		for name, c := range s.causes {
+			if c.paths != 0 || c.times != 0 {
+				t.Errorf("what was wrong with %q is left: %+v", name, c)
+			}
 		}
 		s.mu.Unlock()
 		stop()
