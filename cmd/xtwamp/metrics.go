@@ -42,6 +42,7 @@ var (
 	descStoreBytes    = desc("store_bytes", "Size of the store file.")
 	descStoreWritten  = desc("store_written_bytes_total", "Bytes written to the store file.")
 	descStoreOldest   = desc("store_oldest_sample_timestamp_seconds", "When the oldest sample of the store was sent.")
+	descStoreDiskFull = desc("store_disk_full", "1 if less than store.min_free_bytes is free, so that the store file cannot grow.")
 	descStoreDegraded = desc("store_degraded", "1 for the reason why samples stay in memory now, else 0.", "reason")
 	descOffered       = desc("samples_offered_total", "Samples committed since the sink was enabled.", "sink")
 	descDelivered     = desc("samples_delivered_total", "Samples that the sink took.", "sink")
@@ -214,6 +215,7 @@ func (c *collector) collectStore(counter counterFunc, gauge gaugeFunc) {
 		gauge(descStoreBytes, float64(s.Bytes))
 		counter(descStoreWritten, uint64(s.WrittenBytes))
 		moment(gauge, descStoreOldest, s.Oldest)
+		gauge(descStoreDiskFull, truth(s.DiskFull))
 	}
 	for _, sink := range d.sinks() {
 		name := sink.name

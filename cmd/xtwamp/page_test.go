@@ -70,6 +70,7 @@ func TestPageShowsTrouble(t *testing.T) {
 		Paths: []pathStatus{{Path: "quiet", State: pathSilent}, {Path: "fine", State: pathAnswers}, {Path: "link", State: pathUnsent, Reason: "no_carrier", Hour: hourStatus{
 			Answered: 1, Lost: 1, P50: 1_234_567, P99: 1_234_567, Median: []int64{0, 1_234_567}, Most: []int64{0, 1_300_000}, LostIn: []int64{1, 0},
 		}}},
+		Store:     storeStatus{Open: true, DiskFull: true},
 		Sinks:     []sinkTotals{{Sink: "file", Failing: "disk <full>"}},
 		Endpoints: []endpointInfo{{Endpoint: "https://a.example.net:443/192.0.2.1", Reason: "status 503"}},
 		Loops:     []loopStatus{{Name: "engine", State: loopStuck}},
@@ -81,7 +82,8 @@ func TestPageShowsTrouble(t *testing.T) {
 	}
 	text := out.String()
 	for _, want := range []string{
-		"<title>a: degraded, 1 of 3 links answer", "&lt;script&gt;alert", `class="bad">not sent</td>`, "no_carrier", "silent: quiet", "1.23 ms", "50.00 %", "disk &lt;full&gt;", "status 503", "stuck", "it broke",
+		"<title>a: degraded, 1 of 3 links answer", "&lt;script&gt;alert", `class="bad">not sent</td>`, "no_carrier", "silent: quiet", "1.23 ms", "50.00 %", "The disk is full.",
+		"disk &lt;full&gt;", "status 503", "stuck", "it broke",
 		`aria-label="RTT of link in the last hour: median 1.23 ms, 99th percentile 1.23 ms, loss 50.00 %"`, `class="lost" d="M0 0h4v36h-4z"`,
 	} {
 		if !strings.Contains(text, want) {

@@ -104,6 +104,7 @@ type storeStatus struct {
 	WrittenBytes int64     `json:"written_bytes"`
 	Oldest       time.Time `json:"oldest,omitzero"`
 	SetAside     []string  `json:"set_aside,omitempty"` // damaged files that were replaced
+	DiskFull     bool      `json:"disk_full"`           // the file cannot grow
 	InMemory     int       `json:"in_memory"`           // samples that are not in the file yet
 	Dropped      uint64    `json:"dropped"`             // because memory was full
 }
@@ -279,7 +280,7 @@ func (d *daemon) statusOfStore(s *daemonStatus) {
 	s.Store.Open = true
 	if stored, err := log.Status(); err == nil {
 		s.Store.Recorded, s.Store.Bytes, s.Store.WrittenBytes = stored.Recorded, stored.Bytes, stored.WrittenBytes
-		s.Store.Oldest, s.Store.SetAside = stored.Oldest, stored.SetAside
+		s.Store.Oldest, s.Store.SetAside, s.Store.DiskFull = stored.Oldest, stored.SetAside, stored.DiskFull
 	}
 	for _, sink := range d.sinks() {
 		stats := sink.submitter.Stats()
@@ -385,6 +386,9 @@ func (s *daemonStatus) findProblems() {
 		problem("the store is not open: samples stay in memory")
 	case s.Store.Degraded != "":
 		problem("samples stay in memory: %s", s.Store.Degraded)
+	}
+	if s.Store.DiskFull {
+		problem("the store's disk is full: less than store.min_free_bytes is free, and the oldest samples make room for new ones")
 	}
 	if s.Store.Dropped > 0 {
 		problem("%d samples were dropped: memory was full", s.Store.Dropped)

@@ -272,6 +272,11 @@ func (f *file) checkFree(n int64) error {
 	return nil
 }
 
+// cramped reports whether the file could grow by its own bound and may not for want of space on the disk.
+func (f *file) cramped() bool {
+	return f.size()/pageSize < f.maxPages && errors.Is(f.checkFree(1), ErrNoSpace)
+}
+
 // diskError makes a full disk ErrNoSpace, also where bbolt hides the errno.
 func diskError(err error) error {
 	if err == nil || errors.Is(err, ErrNoSpace) {

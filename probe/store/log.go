@@ -223,6 +223,7 @@ type Status struct {
 	Recorded     uint64    // samples appended
 	Oldest       time.Time // of the stored samples; zero if there is none or its time is not known
 	SetAside     []string  // files that this process set aside
+	DiskFull     bool      // the file may not grow, for less than MinFreeBytes would be left: the next samples take the place of the oldest
 }
 
 // Status returns the present state.
@@ -235,6 +236,7 @@ func (l *Log) Status() (Status, error) {
 	st := Status{WrittenBytes: l.written, Recorded: l.recorded}
 	if l.file != nil {
 		st.Bytes = l.file.size()
+		st.DiskFull = l.file.cramped()
 	}
 	for _, a := range l.asides {
 		st.SetAside = append(st.SetAside, a.name)

@@ -110,6 +110,29 @@ func TestAFullDiskDropsTheOldest(t *testing.T) {
 	diff(t, "log", 2, f.logs.Len()) // the start and the end of one run
 }
 
+// It is told before the file has to grow, and not of a file that is as large as it may be.
+func TestAFullDiskIsTold(t *testing.T) {
+	const floor, most = 256 << 10, 1 << 20
+	dir := smallDisk(t)
+	f := newFixture(t, func(c *Config) { c.Path, c.MaxBytes, c.MinFreeBytes = filepath.Join(dir, "samples.db"), most, floor })
+	id := f.register("a")[0]
+	told := func(when string, keep int64, want bool) {
+		t.Helper()
+		filler := fillDisk(t, dir, keep)
+		diff(t, "a full disk "+when, want, f.status().DiskFull)
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		diff(t, "a full disk later than "+when, false, f.status().DiskFull)
+	}
+	told("with space for a page", floor+pageSize, false)
+	told("without", floor, true)
+	for next := 0; f.status().Bytes < most; next += 400 {
+		f.add(id, next, 400)
+	}
+	told("that the file does not need", floor, false)
+}
+
 func TestAFullDiskWithNothingToDrop(t *testing.T) {
 	dir := smallDisk(t)
 	f := newClosedFixture(t, func(c *Config) {
