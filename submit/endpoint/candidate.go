@@ -14,8 +14,8 @@ const (
 	usedInterval  = 5 * time.Second  // between two checks of the one in use; calls do not replace them, since they tell no slot
 	spareInterval = 30 * time.Second // between two checks of another good one, give or take a fifth
 	firstBackoff  = 10 * time.Second // before a bad one is checked again; doubles with each failure
-	maxBackoff    = time.Minute
-	maxRetryAfter = time.Hour // longest that a 429 is believed
+	maxBackoff    = 30 * time.Second // and two more checks, so that whatever ends is told within a minute
+	maxRetryAfter = time.Hour        // longest that a 429 is believed
 
 	goodChecks = 3 // in a row make a bad one good again
 	maxExpired = 2 // requests without an effect that are one too many
