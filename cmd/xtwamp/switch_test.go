@@ -32,7 +32,8 @@ type device struct {
 	*testing.T
 	links, management, third *netnstest.NS
 	ledger                   *ledgertest.Ledger
-	keypair                  string // file
+	ledgerAt                 []net.Listener // its listeners
+	keypair                  string         // file
 	scraper                  *http.Client
 }
 
@@ -47,7 +48,7 @@ func newDevice(t *testing.T) *device {
 	reflectingIn(t, far)
 	d.serveLedger()
 	d.serveNames()
-	d.scrape()
+	d.scrape("global: {scrape_interval: 500ms}\nscrape_configs: [{job_name: xtwamp, static_configs: [{targets: [\"" + webAddress + "\"]}]}]\n")
 	return d
 }
 
@@ -70,9 +71,17 @@ func (d *device) serveLedger() {
 		Status: ledgertest.LinkActivated, Code: "near:far", SideA: named("device", 0), SideZ: named("target", 0),
 		Tunnel: netip.MustParsePrefix("172.16.0.0/31"),
 	})
+	d.openLedger()
+}
+
+// openLedger has the ledger listen.
+func (d *device) openLedger() {
+	d.Helper()
+	d.ledgerAt = nil
 	for _, address := range []string{"127.0.0.1:8899", "127.0.0.2:8899"} {
 		l := d.listen(address)
 		d.ledger.Serve(l, ledgertest.Address{Name: address})
+		d.ledgerAt = append(d.ledgerAt, l)
 	}
 }
 
@@ -132,8 +141,8 @@ func (d *device) serveNames() {
 	}
 }
 
-// scrape runs a Prometheus in the management namespace, which scrapes the web listener there.
-func (d *device) scrape() {
+// scrape runs a Prometheus with a configuration in the management namespace, which scrapes the web listener there.
+func (d *device) scrape(text string) {
 	d.Helper()
 	program, err := exec.LookPath("prometheus")
 	if err != nil {
@@ -141,7 +150,6 @@ func (d *device) scrape() {
 	}
 	dir := d.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	text := "global: {scrape_interval: 500ms}\nscrape_configs:\n- {job_name: xtwamp, static_configs: [{targets: [\"" + webAddress + "\"]}]}\n"
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		d.Fatal(err)
 	}
@@ -175,23 +183,40 @@ func placeOf(t testing.TB, ns *netnstest.NS) netns.Place {
 // query is the value that Prometheus has for an expression; false if it has none.
 func (d *device) query(expression string) (value string, ok bool) {
 	d.Helper()
-	resp, err := d.scraper.Get("http://127.0.0.1:9090/api/v1/query?query=" + url.QueryEscape(expression))
-	if err != nil {
-		return "", false // it is not up yet
-	}
-	defer resp.Body.Close()
-	var answer struct {
-		Data struct {
-			Result []struct{ Value [2]any }
-		}
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
-		d.Fatal(err)
-	}
-	if len(answer.Data.Result) == 0 {
+	series := d.ask(expression)
+	if len(series) == 0 {
 		return "", false
 	}
-	return fmt.Sprint(answer.Data.Result[0].Value[1]), true
+	return fmt.Sprint(series[0].Value[1]), true
+}
+
+// promSeries is a series with its value.
+type promSeries struct {
+	Metric map[string]string
+	Value  [2]any // time and value
+}
+
+// ask is query for all series.
+func (d *device) ask(expression string) []promSeries {
+	d.Helper()
+	resp, err := d.scraper.Get("http://127.0.0.1:9090/api/v1/query?query=" + url.QueryEscape(expression))
+	if err != nil {
+		return nil // it is not up yet
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusServiceUnavailable {
+		return nil // nor is it now
+	}
+	var answer struct {
+		Status, Error string
+		Data          struct {
+			Result []promSeries
+		}
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || answer.Status != "success" {
+		d.Fatalf("%s: %v %s", expression, err, answer.Error)
+	}
+	return answer.Data.Result
 }
 
 // config is that of a daemon with a role in each of two namespaces.
