@@ -119,7 +119,7 @@ func goTest(r *report, packages []string, flags ...string) error {
 	if len(packages) == 0 {
 		return nil
 	}
-	args := append([]string{"test", "-json", "-race", "-count=1", "-timeout=15m", "-vet=off"}, flags...) // make lint does the vetting
+	args := append([]string{"test", "-json", "-race", "-count=1", "-timeout=30m", "-vet=off"}, flags...) // make lint does the vetting
 	cmd := exec.Command("go", append(args, packages...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "XTWAMP_REQUIRE_ROOT=1")
 	cmd.Stderr = os.Stderr
