@@ -93,6 +93,7 @@ static __always_inline void map_address(__be64 to[2], __be32 ip4)
 
 /* What is needed of the headers of a packet, beside its key. */
 struct flow {
+	__u64 time; /* CLOCK_MONOTONIC of what comes in */
 	__u32 udp_offset;
 	__u32 ip_length;  /* of what IP carries */
 	__u32 udp_length; /* of header and payload */

@@ -53,7 +53,7 @@ static __always_inline bool is_used(enum side side, __be16 port)
 	return ports[side][p / 64] >> p % 64 & 1;
 }
 
-/* Reads a UDP header, unless no path uses the ports. */
+/* Reads a UDP header, unless no path uses the ports. What comes in has its time from here on. */
 static __always_inline bool read_udp(struct cursor *c, enum direction d, struct path_key *key,
 				     struct flow *f, enum verdict *why)
 {
@@ -66,6 +66,8 @@ static __always_inline bool read_udp(struct cursor *c, enum direction d, struct 
 	if (!is_used(d == EGRESS ? LOCAL : REMOTE, udp->source) ||
 	    !is_used(d == EGRESS ? REMOTE : LOCAL, udp->dest))
 		return false;
+	if (d == INGRESS)
+		f->time = bpf_ktime_get_ns();
 	key->local_port = d == EGRESS ? udp->source : udp->dest;
 	key->remote_port = d == EGRESS ? udp->dest : udp->source;
 	key->pad = 0;
@@ -222,7 +224,7 @@ static __always_inline enum verdict observe_reply(const struct packet *p)
 	path = find(p, &c, INGRESS, &key, &f, &why);
 	if (!path)
 		return why;
-	a.time = bpf_ktime_get_ns();
+	a.time = f.time;
 	a.ifindex = ifindex_of(p);
 	if (p->xdp)
 		a.flags |= SAMPLE_XDP;
