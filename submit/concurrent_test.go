@@ -55,7 +55,7 @@ func TestPathsAreSubmittedSideBySide(t *testing.T) {
 				}
 				stop()
 				for _, p := range []string{"p1", "p2", "p3"} {
-					if diff := cmp.Diff(sequence(0, 300), sink.got[p]); diff != "" {
+					if diff := cmp.Diff(sequence(0, 300), sink.took()[p]); diff != "" {
 						t.Errorf("delivered of %s (-want +got):\n%s", p, diff)
 					}
 				}
@@ -80,7 +80,7 @@ func TestAPathThatFailsHoldsBackNoOther(t *testing.T) {
 		start(t, s)
 		pass(1000 * time.Second) // a hundred batches without a pause
 		synctest.Wait()
-		if diff := cmp.Diff(sequence(0, 1000), sink.got["p2"]); diff != "" {
+		if diff := cmp.Diff(sequence(0, 1000), sink.took()["p2"]); diff != "" {
 			t.Errorf("delivered of p2 (-want +got):\n%s", diff)
 		}
 		if n := s.Stats().Failed; n < 16 {
@@ -116,8 +116,8 @@ func TestRecoveryIsForAllPathsAtOnce(t *testing.T) {
 		}
 		pass(time.Minute)
 		synctest.Wait()
-		if len(sink.got) != 9 {
-			t.Errorf("%d paths go on a minute after the first one, want 9", len(sink.got))
+		if len(sink.took()) != 9 {
+			t.Errorf("%d paths go on a minute after the first one, want 9", len(sink.took()))
 		}
 		if n := s.Stats().Failed - failed; n > 0 {
 			t.Errorf("%d failed attempts since", n)
@@ -219,7 +219,7 @@ func TestProgressWithoutASampleGoesOnAtOnce(t *testing.T) {
 		s, _ := newSubmitter(t, l, sink, time.Minute)
 		start(t, s)
 		synctest.Wait()
-		if diff := cmp.Diff(sequence(0, 3), sink.got["p1"]); diff != "" {
+		if diff := cmp.Diff(sequence(0, 3), sink.took()["p1"]); diff != "" {
 			t.Errorf("delivered (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff([]byte{4}, l.values["calls"]); diff != "" {
@@ -240,7 +240,7 @@ func TestAPathThatComesLaterIsTaken(t *testing.T) {
 		l.append(2, 1)
 		pass(20 * time.Second)
 		synctest.Wait()
-		if diff := cmp.Diff(sequence(0, 1), sink.got["p2"]); diff != "" {
+		if diff := cmp.Diff(sequence(0, 1), sink.took()["p2"]); diff != "" {
 			t.Errorf("delivered (-want +got):\n%s", diff)
 		}
 	})
@@ -269,7 +269,7 @@ func TestTheListOfPathsFails(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, p := range []string{"p1", "p2", "p3"} {
-			if diff := cmp.Diff(sequence(0, 10), sink.got[p]); diff != "" {
+			if diff := cmp.Diff(sequence(0, 10), sink.took()[p]); diff != "" {
 				t.Errorf("delivered of %s (-want +got):\n%s", p, diff)
 			}
 		}
@@ -302,7 +302,7 @@ func TestALaneThatPanicsEndsTheRun(t *testing.T) {
 		synctest.Wait()
 		stop()
 		want := map[string][]uint64{"p1": {0, 1}, "p2": {0, 1}}
-		if diff := cmp.Diff(want, sink.got); diff != "" {
+		if diff := cmp.Diff(want, sink.took()); diff != "" {
 			t.Errorf("delivered (-want +got):\n%s", diff)
 		}
 	})
@@ -329,8 +329,8 @@ func TestTheLastFlushOfAllPaths(t *testing.T) {
 		if d := time.Since(before); d != stopTimeout {
 			t.Errorf("stopped after %v, want %v", d, stopTimeout)
 		}
-		if sink.got["p2"] != nil {
-			t.Errorf("delivered of p2: %v", sink.got["p2"])
+		if sink.took()["p2"] != nil {
+			t.Errorf("delivered of p2: %v", sink.took()["p2"])
 		}
 		if n := logs.Len(); n > 0 {
 			t.Errorf("log of a stop that did not wait for the sink: %q, want nothing", messages(logs))

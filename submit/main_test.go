@@ -177,6 +177,13 @@ func (f *fakeSink) Submit(ctx context.Context, p store.Path, s []store.Sample) (
 	return r, err
 }
 
+// took returns the numbers of the samples that it has taken so far, by path.
+func (f *fakeSink) took() map[string][]uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.got) // what is there of a slice does not change
+}
+
 // offers returns the calls so far.
 func (f *fakeSink) offers() []offer {
 	f.mu.Lock()

@@ -32,7 +32,7 @@ func TestSamplesAreDeliveredAsSoonAsTheyAreStored(t *testing.T) {
 		synctest.Wait()
 
 		want := map[string][]uint64{"p1": {0, 1, 2}, "p2": {0, 1, 2}}
-		if diff := cmp.Diff(want, sink.got); diff != "" {
+		if diff := cmp.Diff(want, sink.took()); diff != "" {
 			t.Errorf("delivered (-want +got):\n%s", diff)
 		}
 		stop()
@@ -93,7 +93,7 @@ func TestARetryResumesBehindWhatWasAccepted(t *testing.T) {
 				pass(time.Minute)
 				synctest.Wait()
 
-				if diff := cmp.Diff(sequence(0, 500), sink.got["p1"]); diff != "" {
+				if diff := cmp.Diff(sequence(0, 500), sink.took()["p1"]); diff != "" {
 					t.Errorf("delivered (-want +got):\n%s", diff)
 				}
 				if got, want := sink.offers()[2].From, uint64(239+tc.partial); got != want {
@@ -122,7 +122,7 @@ func TestTheBacklogDrainsWithinOneIntervalOfRecovery(t *testing.T) {
 		synctest.Wait()
 
 		for _, p := range []string{"p1", "p2"} {
-			if diff := cmp.Diff(sequence(0, rounds), sink.got[p]); diff != "" {
+			if diff := cmp.Diff(sequence(0, rounds), sink.took()[p]); diff != "" {
 				t.Errorf("delivered of %s (-want +got):\n%s", p, diff)
 			}
 		}
@@ -236,7 +236,7 @@ func TestAFaultOfOnePathDoesNotHoldBackTheOthers(t *testing.T) {
 		pass(10 * time.Second)
 		synctest.Wait()
 		for _, p := range []string{"p1", "p3", "p4"} {
-			if got := len(sink.got[p]); got != 3*batchSize {
+			if got := len(sink.took()[p]); got != 3*batchSize {
 				t.Errorf("%d samples of %s delivered, want %d", got, p, 3*batchSize)
 			}
 		}
@@ -300,7 +300,7 @@ func TestTheLastFlush(t *testing.T) {
 		if diff := cmp.Diff([]offer{{0, "p1", 0, 1}, {3 * time.Second, "p1", 1, 1}}, sink.offers()); diff != "" {
 			t.Errorf("offers (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(sequence(0, 2), sink.got["p1"]); diff != "" {
+		if diff := cmp.Diff(sequence(0, 2), sink.took()["p1"]); diff != "" {
 			t.Errorf("delivered (-want +got):\n%s", diff)
 		}
 		if n := logs.Len(); n != 0 {
@@ -320,8 +320,8 @@ func TestTheLastFlushInTheMiddleOfAPause(t *testing.T) {
 		sink.set(nil)
 		before := time.Now()
 		stop()
-		if d := time.Since(before); d != 0 || len(sink.got["p1"]) != 1 {
-			t.Errorf("%d samples delivered %v after the stop, want 1 at once", len(sink.got["p1"]), d)
+		if d := time.Since(before); d != 0 || len(sink.took()["p1"]) != 1 {
+			t.Errorf("%d samples delivered %v after the stop, want 1 at once", len(sink.took()["p1"]), d)
 		}
 	})
 }
@@ -366,7 +366,7 @@ func TestABacklogDoesNotDelayTheStopForEver(t *testing.T) {
 		if d := time.Since(before); d < stopTimeout || d > stopTimeout+time.Second {
 			t.Errorf("stopped after %v, want %v and the call under way", d, stopTimeout)
 		}
-		if got, want := l.positions[1], uint64(len(sink.got["p1"])); got != want {
+		if got, want := l.positions[1], uint64(len(sink.took()["p1"])); got != want {
 			t.Errorf("position %d after %d samples", got, want)
 		}
 	})
@@ -438,7 +438,7 @@ func TestAPanicLosesNothing(t *testing.T) {
 		synctest.Wait()
 		stop()
 		want := map[string][]uint64{"p1": {0, 1}, "p2": {0, 1}}
-		if diff := cmp.Diff(want, sink.got); diff != "" {
+		if diff := cmp.Diff(want, sink.took()); diff != "" {
 			t.Errorf("delivered (-want +got):\n%s", diff)
 		}
 	})
@@ -460,7 +460,7 @@ func TestARefusalIsCountedExactly(t *testing.T) {
 	if err := s.flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(slices.Concat(sequence(0, 239), sequence(300, 310)), sink.got["p1"]); diff != "" {
+	if diff := cmp.Diff(slices.Concat(sequence(0, 239), sequence(300, 310)), sink.took()["p1"]); diff != "" {
 		t.Errorf("delivered (-want +got):\n%s", diff)
 	}
 	want := store.Update{

@@ -88,7 +88,7 @@ func TestTheRealStoreWakesTheSubmitter(t *testing.T) {
 			synctest.Wait()
 		}
 		want := map[string][]uint64{"p1": {0, 1}, "p2": {0, 1}}
-		if diff := cmp.Diff(want, sink.got); diff != "" {
+		if diff := cmp.Diff(want, sink.took()); diff != "" {
 			t.Errorf("delivered (-want +got):\n%s", diff)
 		}
 		stop()

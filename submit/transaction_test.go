@@ -105,7 +105,7 @@ func TestATransactionIsBounded(t *testing.T) {
 		t.Errorf("second transaction begins with %s, want p9", got)
 	}
 	for _, p := range l.paths {
-		if diff := cmp.Diff(sequence(0, 3*batchSize), sink.got[p.Name]); diff != "" {
+		if diff := cmp.Diff(sequence(0, 3*batchSize), sink.took()[p.Name]); diff != "" {
 			t.Errorf("delivered of %s (-want +got):\n%s", p.Name, diff)
 		}
 	}
