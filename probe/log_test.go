@@ -151,7 +151,7 @@ func checkLines(t *testing.T, lines []observer.LoggedEntry, begin time.Time, cau
 	}
 	last := lines[end].ContextMap()
 	n, _ := last["times"].(uint64)
-	if lasted, _ := last["after"].(time.Duration); n < 2 || lasted < outage-11*time.Minute || lasted > outage+11*time.Minute {
+	if lasted, _ := last["after"].(time.Duration); n < 2 || lasted < outage-21*time.Minute || lasted > outage+11*time.Minute {
 		t.Errorf("the end is %v; want how often and for how long", last)
 	}
 	if at := lines[end].Time.Sub(begin); at < outage || at > outage+40*time.Minute {
