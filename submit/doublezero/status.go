@@ -140,7 +140,13 @@ func (s *Sink) Status() Status {
 		if newest == 0 || p.accounts[newest-1] != nil {
 			continue
 		}
-		if known, err := load(s.cfg.Log, recordKey(p.Path, newest-1), &r); err == nil && known {
+		key := AccountKey{Origin: s.cfg.Device, Target: p.target, Link: p.link, Epoch: newest - 1}
+		address, _, err := key.Address(s.cfg.Program)
+		if err != nil {
+			continue
+		}
+		// A path may have been another link then.
+		if known, err := load(s.cfg.Log, recordKey(p.Path, newest-1), &r); err == nil && known && r.Account == address {
 			st.Accounts = append(st.Accounts, s.accountStatus(p, r, newest-1, false))
 		}
 	}
