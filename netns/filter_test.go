@@ -41,7 +41,14 @@ func minusOne(t *testing.T, kind uint32) int {
 		log             uint64
 		version, flags  uint32
 	}{kind: kind, length: uint32(len(code)), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	load := func() (fd uintptr, errno unix.Errno) {
+		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+		return fd, errno
+	}
+	fd, errno := load()
+	for errno == unix.EAGAIN { // the verifier gives up when a signal arrives, such as those by which the runtime preempts
+		fd, errno = load()
+	}
 	runtime.KeepAlive(code)
 	runtime.KeepAlive(license)
 	if errno != 0 {

@@ -61,8 +61,11 @@ func (t *teller) tell(now time.Time, failures uint64) []zap.Field {
 	return fields
 }
 
-// assume books a state as if it had been told. Another one is not told for a while.
+// assume books a state as if it were so and had been told, until due is told of another one, which for a while has no line.
 func (t *teller) assume(now time.Time, state string, failures uint64, pause time.Duration) {
+	if state != t.state {
+		t.state, t.since = state, now
+	}
 	t.told, t.at, t.failures, t.muted = state, now, failures, now.Add(pause)
 }
 
@@ -124,7 +127,7 @@ func (p *Pool) report(now time.Time) {
 			state = stateGood
 		}
 		switch {
-		case c == p.inUse || c.name == p.teller.told: // has a line of the pool
+		case c.name == p.teller.told: // has a line of the pool
 			c.teller.assume(now, stateGood, c.failures, 0)
 		case c.teller.due(now, state) && c.good:
 			p.logger.Info("endpoint good again", append(c.teller.tell(now, c.failures), zap.String("endpoint", c.name))...)

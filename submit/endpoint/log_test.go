@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -85,7 +86,10 @@ func TestA22HourOutageCostsFewLines(t *testing.T) {
 // Whatever fails for 22 hours, all the time or by turns, has few lines: one with the cause at once, and in the end one with how often
 // and for how long.
 func TestLogOver22Hours(t *testing.T) {
-	const outage = 22 * time.Hour
+	const (
+		outage = 22 * time.Hour
+		ends   = "endpoint (in use|good again)"
+	)
 	all := func(fail func(s *server, fails bool)) func(*world, bool) {
 		return func(w *world, fails bool) {
 			for _, s := range w.servers {
@@ -102,14 +106,14 @@ func TestLogOver22Hours(t *testing.T) {
 			if s.status = 0; fails {
 				s.status = http.StatusServiceUnavailable
 			}
-		}), "status 503", "endpoint in use"},
-		{"refused", all(func(s *server, fails bool) { s.refuse, s.reset = fails, fails }), "connection", "endpoint in use"},
-		{"silent", all(func(s *server, fails bool) { s.silent = fails }), "no answer in time", "endpoint in use"},
+		}), "status 503", ends},
+		{"refused", all(func(s *server, fails bool) { s.refuse, s.reset = fails, fails }), "connection", ends},
+		{"silent", all(func(s *server, fails bool) { s.silent = fails }), "no answer in time", ends},
 		{"one of two", func(w *world, fails bool) {
 			if w.servers[addrA].status = 0; fails {
 				w.servers[addrA].status = http.StatusServiceUnavailable
 			}
-		}, "status 503", "endpoint"},
+		}, "status 503", ends},
 		{"look-up", func(w *world, fails bool) {
 			w.lookup = func(context.Context) ([]netip.Addr, error) {
 				if fails {
@@ -144,7 +148,7 @@ func TestLogOver22Hours(t *testing.T) {
 						t.Errorf("the first line, %v after the outage began, is %s; want the cause soon", at, said[0])
 					}
 					last := said[len(said)-1]
-					if at := entries[len(said)-1].Time.Sub(begin); at > outage+2*time.Hour || !strings.Contains(last, fault.ends) ||
+					if at := entries[len(said)-1].Time.Sub(begin); at > outage+2*time.Hour || !regexp.MustCompile(fault.ends).MatchString(last) ||
 						!strings.Contains(last, `"after"`) || !strings.Contains(last, `"failures"`) {
 						t.Errorf("the last line, %v after the outage began, is %s; want how often and for how long", at, last)
 					}
@@ -233,6 +237,16 @@ func TestATellerTellsWhatLasts(t *testing.T) {
 	if state(time.Second, stateGood) || state(firstPatience, stateGood) || !state(firstPatience, stateGood) {
 		t.Error("want the next one told after twice the time")
 	}
+	// A line of the pool stands for it for some time, after which it is as it was before: that has not lasted.
+	if state(time.Minute, stateBad) {
+		t.Error("told although it has not lasted")
+	}
+	now = now.Add(time.Hour)
+	tl.assume(now, stateGood, 0, 0)
+	if state(time.Second, stateBad) || state(time.Minute, stateBad) {
+		t.Error("told although another state was assumed in between")
+	}
+	tl.assume(now, stateGood, 0, 0)
 	if !state(quiet+time.Second, stateBad) {
 		t.Error("not told at once after a quiet time")
 	}
