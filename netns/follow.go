@@ -32,7 +32,7 @@ const (
 // subscription and attachment that it made there before it returns.
 //
 // If use returns while the namespace is still there, Each returns the same. An error from a namespace that went away meanwhile is
-// passed on to waiting, which is told whenever there is no namespace to use, once for each reason.
+// passed on to waiting, which is told at each look that finds no namespace to use, every few seconds.
 //
 // The start namespace is always there: use is called once.
 func (p Place) Each(ctx context.Context, use func(context.Context, *Namespace) error, waiting func(reason error)) error {
@@ -41,26 +41,18 @@ func (p Place) Each(ctx context.Context, use func(context.Context, *Namespace) e
 	}
 	w := watchName(p.path())
 	defer w.close()
-	var told string
-	wait := func(reason error) {
-		if reason.Error() != told {
-			told = reason.Error()
-			waiting(reason)
-		}
-	}
 	for ctx.Err() == nil {
 		ns, err := p.Open()
 		if err != nil {
-			wait(err)
+			waiting(err)
 			w.next(ctx)
 			continue
 		}
-		told = ""
 		gone, err := p.during(ctx, w, ns, use)
 		if !gone {
 			return err
 		}
-		wait(err)
+		waiting(err)
 	}
 	return nil
 }

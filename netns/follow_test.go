@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -19,9 +20,10 @@ import (
 
 // follower runs Each with a use that lasts as long as the namespace.
 type follower struct {
-	began   chan uint64 // inode
-	ended   chan error  // cause
-	waiting chan error  // reason
+	began   chan uint64   // inode
+	ended   chan error    // cause
+	waiting chan error    // reason, once
+	again   atomic.Uint64 // how often a reason was the one before
 	done    chan error
 	cancel  context.CancelFunc
 }
@@ -30,7 +32,10 @@ func follow(t *testing.T, place string) *follower {
 	t.Helper()
 	p := parsePlace(t, place)
 	ctx, cancel := context.WithCancel(t.Context())
-	f := &follower{make(chan uint64, 10), make(chan error, 10), make(chan error, 10), make(chan error, 1), cancel}
+	f := &follower{
+		began: make(chan uint64, 10), ended: make(chan error, 10), waiting: make(chan error, 10), done: make(chan error, 1), cancel: cancel,
+	}
+	last := ""
 	go func() {
 		f.done <- p.Each(ctx, func(ctx context.Context, ns *netns.Namespace) error {
 			inode := uint64(0)
@@ -44,7 +49,14 @@ func follow(t *testing.T, place string) *follower {
 			<-ctx.Done()
 			f.ended <- context.Cause(ctx)
 			return nil
-		}, func(reason error) { f.waiting <- reason })
+		}, func(reason error) {
+			if reason.Error() == last {
+				f.again.Add(1)
+				return
+			}
+			last = reason.Error()
+			f.waiting <- reason
+		})
 	}()
 	t.Cleanup(cancel)
 	return f
@@ -85,6 +97,7 @@ func TestEachFollowsAName(t *testing.T) {
 	ip(t, "netns", "delete", ns.Name) // so that there is a name and nothing behind it
 	f := follow(t, ns.Name)
 	f.expectReason(t, fs.ErrNotExist)
+	await(t, "the reason to be told again", func() bool { return f.again.Load() > 1 })
 	ip(t, "netns", "add", ns.Name)
 	first := receive(t, "the first namespace", f.began)
 	if want := inodeOf(t, ns.Path); first != want {

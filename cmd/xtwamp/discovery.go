@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -76,6 +76,10 @@ type sources struct {
 	targetLists
 	conflicts []string        // of the targets that are left out
 	measured  map[string]bool // by name; replaced as a whole
+
+	leaving target.Teller // of the conflicts
+	short   error         // why some paths may not get a socket
+	sockets submit.Outage
 }
 
 // names are those of the measured targets.
@@ -115,16 +119,46 @@ func (s *sources) leftOut() []string {
 	return s.conflicts
 }
 
-// settled notes what is measured and which targets are left out. That is logged if they are others than before.
-func (s *sources) settled(targets []target.Target, conflicts []string, log *zap.Logger) {
+// settled notes what is measured and which targets are left out.
+func (s *sources) settled(targets []target.Target, conflicts []string) {
 	s.measured = make(map[string]bool, len(targets))
 	for _, t := range targets {
 		s.measured[t.Name] = true
 	}
-	if !slices.Equal(conflicts, s.conflicts) && len(conflicts) > 0 {
-		log.Error("targets are left out", zap.Strings("targets", conflicts))
-	}
 	s.conflicts = conflicts
+}
+
+// reported is beat, which is called again and again, with a look at what is due to be logged.
+func (s *sources) reported(log *zap.Logger, beat func(time.Duration)) func(time.Duration) {
+	return func(next time.Duration) {
+		s.mu.Lock()
+		s.report(log)
+		s.mu.Unlock()
+		beat(next)
+	}
+}
+
+// allow sees to it that so many paths may have a socket.
+func (s *sources) allow(paths int, log *zap.Logger) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.short = allowFiles(paths)
+	s.report(log)
+}
+
+// report logs what is amiss with the targets, and when that is over. What comes and goes has few lines. s.mu is held.
+func (s *sources) report(log *zap.Logger) {
+	switch fields, due := s.leaving.Tell(strings.Join(s.conflicts, "\n"), len(s.conflicts) > 0); {
+	case due && len(s.conflicts) > 0:
+		log.Error("targets are left out", append(fields, zap.Strings("targets", s.conflicts))...)
+	case due:
+		log.Info("no target is left out any more", fields...)
+	}
+	if s.short != nil {
+		s.sockets.GoesOn(log, s.short)
+	} else {
+		s.sockets.Over(log)
+	}
 }
 
 // measure changes the sources and measures what they have then. If that is not possible nothing changes.
@@ -135,34 +169,39 @@ func (d *daemon) measure(change func(*targetLists)) error {
 	lists := s.targetLists
 	change(&lists)
 	targets, conflicts := lists.merge()
-	if err := allowFiles(len(targets)); err != nil {
-		d.log.Warn("some paths may not get a socket; raise LimitNOFILE", zap.Error(err))
-	}
+	s.short = allowFiles(len(targets))
 	d.ring.Allow(memoryFor(targets, time.Duration(d.cfg.Store.CommitInterval)))
 	if err := d.engine.SetTargets(targets); err != nil {
 		return err
 	}
 	s.targetLists = lists
-	s.settled(targets, conflicts, d.log)
+	s.settled(targets, conflicts)
+	s.report(d.log)
 	d.histograms.keep(s.measured)
 	return nil
 }
 
 // discoverFiles measures what stands in files, whenever that changes.
 func (d *daemon) discoverFiles(ctx context.Context) error {
+	measuring := submit.Outage{Begins: "targets of files are not measured", Ends: "targets of files are measured", Level: zap.ErrorLevel}
 	return d.files.Run(ctx, func([]target.Source) {
 		// Read again, as a reload may have read them anew since.
 		if err := d.measure(func(l *targetLists) { l.files = d.files.Read(false) }); err != nil {
-			d.log.Error("targets of files are not measured", zap.Error(err))
+			measuring.GoesOn(d.log, err)
+		} else {
+			measuring.Over(d.log)
 		}
-	}, d.loops.beat("discovery files"))
+	}, d.sources.reported(d.log, d.loops.beat("discovery files")))
 }
 
 // discoverLinks measures the links that the ledger tells of.
 func (d *daemon) discoverLinks(ctx context.Context) error {
+	measuring := submit.Outage{Begins: "discovered links are not measured", Ends: "discovered links are measured", Level: zap.ErrorLevel}
 	return d.discovery.Run(ctx, func(links []target.Target) {
 		if err := d.measure(func(l *targetLists) { l.links = links }); err != nil {
-			d.log.Error("discovered links are not measured", zap.Error(err))
+			measuring.GoesOn(d.log, err)
+		} else {
+			measuring.Over(d.log)
 		}
 	})
 }
@@ -224,7 +263,7 @@ func (d *daemon) newDiscovery() (*doublezero.Discovery, error) {
 	if d.seams.addresses != nil {
 		c.Addresses = d.seams.addresses
 	}
-	c.State, c.Beat, c.Logger = d.cfg.linksFile(), d.loops.beat("discovery"), d.log
+	c.State, c.Beat, c.Logger = d.cfg.linksFile(), d.sources.reported(d.log, d.loops.beat("discovery")), d.log
 	return doublezero.NewDiscovery(c)
 }
 

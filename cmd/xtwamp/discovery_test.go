@@ -309,6 +309,11 @@ func TestTargetsInFiles(t *testing.T) {
 		if series := seriesOf(t, d, "b"); len(series) > 0 { // case 92
 			t.Errorf("series of a target that is gone: %v", series)
 		}
+		write("- {name: c, address: 192.0.2.3}\n")
+		expect("c", "link0")
+		if logs.FilterMessage("no target is left out any more").Len() != 1 {
+			t.Error("nobody knows that all are measured")
+		}
 		// A reload reads files again, with what holds for all targets then.
 		l.edit("device: switch", "device: switch\nprobe: {interval: 5s}")
 		d.read = func() (*config, error) { return loadConfig(l.config, "host") }

@@ -103,6 +103,36 @@ func TestLogOver22Hours(t *testing.T) {
 	}
 }
 
+// Targets that are left out for 22 hours, all the time or by turns, have few lines: one at once, and in the end one that none is.
+func TestLogOfTargetsLeftOut(t *testing.T) {
+	for name, fails := range patterns {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				core, logs := observer.New(zap.InfoLevel)
+				var s sources
+				look := s.reported(zap.New(core), func(time.Duration) {})
+				for begin := time.Now(); time.Since(begin) < outage+time.Hour; wait(2 * time.Second) {
+					if s.settled(nil, nil); fails(time.Since(begin)) {
+						s.settled(nil, []string{"one", "two"})
+					}
+					look(2 * time.Second)
+				}
+				lines := logs.All()
+				if len(lines) < 2 || len(lines) > 9 {
+					t.Fatalf("%d lines, want 2 to 9: %v", len(lines), lines[:min(len(lines), 20)])
+				}
+				if first := lines[0]; first.Level != zap.ErrorLevel || fmt.Sprint(first.ContextMap()["targets"]) != "[one two]" {
+					t.Errorf("the first line is %v", first)
+				}
+				last := lines[len(lines)-1]
+				if fields := last.ContextMap(); last.Message != "no target is left out any more" || fields["changes"] == nil || fields["after"] == nil {
+					t.Errorf("the last line is %v: %v", last.Message, fields)
+				}
+			})
+		})
+	}
+}
+
 // checkLines checks the lines of an outage that began then.
 func checkLines(t *testing.T, lines []observer.LoggedEntry, begin time.Time, cause, ends string) {
 	t.Helper()

@@ -122,6 +122,7 @@ type daemon struct {
 	measuring  *milestone            // the engine runs
 	reflected  *milestone            // the reflector has tried to have its port
 	reflecting *upkeep
+	reflectsAt string // as the log has told it
 
 	mu         sync.Mutex
 	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
@@ -166,6 +167,9 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		measuring:  newMilestone(),
 		reflected:  newMilestone(),
 		reflecting: newUpkeep(log, "the reflector is off; measuring goes on", "the reflector is on again"),
+		sources: sources{sockets: submit.Outage{
+			Begins: "some paths may not get a socket; raise LimitNOFILE", Ends: "all paths may have a socket",
+		}},
 	}
 	// A fault in metrics must not reach the core; it is counted.
 	guard := func(fn func() error) error { return d.supervisor.guard("metrics", fn) }
@@ -178,7 +182,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		return nil, err
 	}
 	targets, conflicts := d.sources.merge()
-	d.sources.settled(targets, conflicts, log)
+	d.sources.settled(targets, conflicts)
 	d.ring = probe.NewRing(memoryFor(targets, time.Duration(cfg.Store.CommitInterval)))
 	beat := d.loops.beat("engine")
 	newEngine := probe.New
@@ -244,9 +248,7 @@ func memoryFor(targets []target.Target, commitInterval time.Duration) int {
 func (d *daemon) run(ctx context.Context) error {
 	targets := len(d.engine.Paths())
 	d.log.Info("starting", zap.String("version", version), zap.String("device", d.cfg.Device), zap.Int("targets", targets))
-	if err := allowFiles(targets); err != nil {
-		d.log.Warn("some paths may not get a socket; raise LimitNOFILE", zap.Error(err))
-	}
+	d.sources.allow(targets, d.log)
 	reloading := d.stage(ctx)
 	reloading.start("reload", d.reloadOnSignal)
 	reaching := d.stage(ctx)
@@ -615,6 +617,9 @@ func (d *daemon) runReflector(ctx context.Context, r *probe.Reflector) error {
 	d.reflector.Store(r)
 	d.mu.Unlock()
 	defer d.reflector.Store(nil)
-	d.log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("mode", d.cfg.Reflector.Mode))
+	if at := fmt.Sprint(r.Addrs()); at != d.reflectsAt { // a namespace that comes and goes has lines of its own
+		d.reflectsAt = at
+		d.log.Info("reflecting", zap.Stringers("listen", r.Addrs()), zap.String("mode", d.cfg.Reflector.Mode))
+	}
 	return r.Run(ctx)
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -33,16 +34,20 @@ type Files struct {
 	parse    func(file string, text []byte) ([]Target, error)
 	logger   *zap.Logger
 
-	mu    sync.Mutex
-	files map[string]*file // by name
-	good  time.Time
+	mu       sync.Mutex
+	files    map[string]*file // by name
+	good     time.Time
+	readings uint64 // that went well
+	teller   Teller
+	told     map[string]uint64 // the readings of files when there was a line
 }
 
 // file is one file as it was last read.
 type file struct {
-	text    []byte // that was parsed, well or not
+	text    []byte // that was parsed, well or not; nil if it could not be read
 	targets []Target
-	err     error // why they are not those of text
+	reading uint64 // of all that went well, which one gave the targets
+	err     error  // why they are not those of text
 }
 
 // NewFiles returns the targets in all files whose names match one of the patterns, which are those of [filepath.Glob]. parse makes
@@ -57,28 +62,69 @@ func NewFiles(patterns []string, parse func(file string, text []byte) ([]Target,
 }
 
 // Read reads all files, and parses those that have changed, or all if afresh. It returns the targets of each, in the order of the
-// files' names. A file that is damaged has a line in the log.
+// files' names.
 func (f *Files) Read(afresh bool) []Source {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := f.names()
 	for name := range f.files {
 		if !slices.Contains(names, name) {
-			f.logger.Info("a file of targets is gone", zap.String("file", name))
 			delete(f.files, name)
 		}
 	}
-	damaged := false
 	var sources []Source
 	for _, name := range names {
-		read := f.read(name, afresh)
-		damaged = damaged || read.err != nil
-		sources = append(sources, Source{Name: name, Targets: read.targets})
+		sources = append(sources, Source{Name: name, Targets: f.read(name, afresh).targets})
 	}
-	if !damaged {
+	f.judge()
+	return sources
+}
+
+func (f *Files) look() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.judge()
+}
+
+// judge notes that all is well, if it is, and has the line about what there is in the files if that has changed.
+func (f *Files) judge() {
+	var damaged []error
+	var changed, gone []string
+	var state strings.Builder
+	targets := 0
+	for _, name := range slices.Sorted(maps.Keys(f.files)) {
+		r := f.files[name]
+		targets += len(r.targets)
+		if r.err != nil {
+			damaged = append(damaged, r.err)
+		}
+		if f.told[name] != r.reading {
+			changed = append(changed, name)
+		}
+		fmt.Fprintln(&state, name, r.reading, r.err)
+	}
+	for name := range f.told {
+		if f.files[name] == nil {
+			gone = append(gone, name)
+		}
+	}
+	if len(damaged) == 0 {
 		f.good = time.Now()
 	}
-	return sources
+	fields, due := f.teller.Tell(state.String(), len(damaged) > 0)
+	if !due {
+		return
+	}
+	fields = append(fields, zap.Int("files", len(f.files)), zap.Int("targets", targets), zap.Strings("read", changed), zap.Strings("gone", gone))
+	if len(damaged) > 0 {
+		f.logger.Error("files of targets are damaged; what they had stays", append(fields, zap.Error(errors.Join(damaged...)))...)
+	} else {
+		f.logger.Info("files of targets", fields...)
+	}
+	f.told = make(map[string]uint64)
+	for name, r := range f.files {
+		f.told[name] = r.reading
+	}
 }
 
 // names lists the files that match, each once, in order.
@@ -99,20 +145,18 @@ func (f *Files) read(name string, afresh bool) *file {
 		f.files[name] = r
 	}
 	text, err := readFile(name)
-	if err == nil {
+	if err != nil {
+		r.text = nil
+	} else {
 		if !afresh && r.text != nil && bytes.Equal(text, r.text) {
 			return r
 		}
 		var targets []Target
 		r.text = text
 		if targets, err = f.parse(name, text); err == nil {
-			r.targets, r.err = targets, nil
-			f.logger.Info("read a file of targets", zap.String("file", name), zap.Int("targets", len(targets)))
-			return r
+			f.readings++
+			r.targets, r.reading = targets, f.readings
 		}
-	}
-	if r.err == nil || r.err.Error() != err.Error() {
-		f.logger.Error("a file of targets is damaged; what it had stays", zap.String("file", name), zap.Int("targets", len(r.targets)), zap.Error(err))
 	}
 	r.err = err
 	return r
@@ -141,7 +185,7 @@ func (f *Files) Run(ctx context.Context, changed func([]Source), beat func(next 
 		if beat != nil {
 			beat(filesLook)
 		}
-		f.looked()
+		f.look()
 		now := f.stamps()
 		if maps.Equal(now, before) && !maps.Equal(now, read) {
 			changed(f.Read(false))
@@ -154,18 +198,6 @@ func (f *Files) Run(ctx context.Context, changed func([]Source), beat func(next 
 		case <-ticker.C:
 		}
 	}
-}
-
-// looked notes that all is well, if it is.
-func (f *Files) looked() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, r := range f.files {
-		if r.err != nil {
-			return
-		}
-	}
-	f.good = time.Now()
 }
 
 // stamp differs when a file does, or who may read it.

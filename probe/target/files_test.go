@@ -5,6 +5,7 @@ package target
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 )
 
@@ -113,6 +115,101 @@ func TestFiles(t *testing.T) {
 	f.expect(f.Read(false), "b.yml: x")
 	if _, err := f.Status(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A file that can be read again is good again, also if it says what it did.
+func TestAFileThatCannotBeReadForAWhile(t *testing.T) {
+	f := newFolder(t)
+	f.write("a.yml", "x")
+	f.expect(f.Read(false), "a.yml: x")
+	f.remove("a.yml")
+	if err := os.Mkdir(filepath.Join(f.dir, "a.yml"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f.expect(f.Read(false), "a.yml: x")
+	if _, err := f.Status(); err == nil {
+		t.Error("a folder is no error")
+	}
+	f.remove("a.yml")
+	f.write("a.yml", "x")
+	f.expect(f.Read(false), "a.yml: x")
+	if _, err := f.Status(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever happens to files for 22 hours, all the time or by turns, has few lines: one at once, and in the end one about what there is.
+func TestLogOver22Hours(t *testing.T) {
+	const outage = 22 * time.Hour
+	for _, fault := range []struct {
+		name  string
+		set   func(f *folder, fails bool)
+		level zapcore.Level
+		text  string // in the first line
+	}{
+		{"damaged", func(f *folder, fails bool) {
+			for _, name := range []string{"a.yml", "b.yml"} {
+				if f.write(name, "x"); fails {
+					f.write(name, "x ((")
+				}
+			}
+		}, zap.ErrorLevel, `"(("`},
+		{"gone", func(f *folder, fails bool) {
+			if f.write("a.yml", "x"); fails {
+				f.remove("a.yml")
+			}
+		}, zap.InfoLevel, "a.yml"},
+		{"rewritten", func(f *folder, fails bool) {
+			if f.write("a.yml", "x"); fails {
+				f.write("a.yml", "x y")
+			}
+		}, zap.InfoLevel, "a.yml"},
+	} {
+		for name, fails := range map[string]func(time.Duration) bool{
+			"all the time": func(time.Duration) bool { return true },
+			"by turns":     func(after time.Duration) bool { return after%time.Minute < 30*time.Second },
+			"now and then": func(after time.Duration) bool { return after%time.Hour < 20*time.Minute },
+		} {
+			if fault.level == zap.InfoLevel && name != "by turns" {
+				continue // it takes seconds, and is the same to whoever writes the lines
+			}
+			t.Run(fault.name+"/"+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFolder(t)
+					fault.set(f, false)
+					ctx, cancel := context.WithCancel(t.Context())
+					var ended sync.WaitGroup
+					ended.Go(func() { _ = f.Files.Run(ctx, func([]Source) {}, nil) })
+					<-time.After(time.Hour)
+					f.logs.TakeAll()
+					begin, last := time.Now(), false
+					for time.Since(begin) < outage+3*time.Hour {
+						after := time.Since(begin)
+						if now := after < outage && fails(after); now != last {
+							last = now
+							fault.set(f, now)
+						}
+						<-time.After(10 * time.Second)
+					}
+					cancel()
+					ended.Wait()
+					lines := f.logs.All()
+					if len(lines) < 2 || len(lines) > 9 {
+						t.Fatalf("%d lines, want 2 to 9: %v", len(lines), lines[:min(len(lines), 20)])
+					}
+					first, end := lines[0], lines[len(lines)-1]
+					if text := fmt.Sprint(first.ContextMap()); first.Level != fault.level || first.Time.Sub(begin) > time.Minute || !strings.Contains(text, fault.text) {
+						t.Errorf("the first line is %v %v, %v after the outage began", first.Level, text, first.Time.Sub(begin))
+					}
+					fields := end.ContextMap()
+					_, counted := fields["changes"].(int64)
+					if _, lasted := fields["after"].(time.Duration); end.Level != zap.InfoLevel || end.Time.Sub(begin) < outage || !counted || !lasted {
+						t.Errorf("the last line is %v %v, %v after the outage began", end.Level, fields, end.Time.Sub(begin))
+					}
+				})
+			})
+		}
 	}
 }
 

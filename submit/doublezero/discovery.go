@@ -85,6 +85,8 @@ type Discovery struct {
 	// Of Run alone.
 	slot    uint64 // that the last answer was of
 	empty   int    // answers in a row without any link
+	teller  target.Teller
+	told    *topology // by the log
 	asking  submit.Outage
 	saving  submit.Outage
 	unsaved bool
@@ -305,22 +307,28 @@ func (d *Discovery) refresh(ctx context.Context) error {
 		return err
 	}
 	d.asking.Over(d.logger)
-	if !last.equal(known) {
-		d.report(last, known)
-		d.unsaved = true
-	}
+	d.unsaved = d.unsaved || !last.equal(known)
+	d.report(known)
 	d.save(known)
 	return nil
 }
 
-// report logs how a list differs from the one before.
-func (d *Discovery) report(last, known *topology) {
+// state is what the log says of a list.
+func (t *topology) state() string { return fmt.Sprint(t.Code, t.Links) }
+
+// report logs how a list differs from the one that it told last. Links that come and go have few lines.
+func (d *Discovery) report(known *topology) {
+	fields, due := d.teller.Tell(known.state(), false)
+	if !due {
+		return
+	}
 	old := make(map[Pubkey]linkFact)
-	if last != nil {
-		for _, l := range last.Links {
+	if d.told != nil {
+		for _, l := range d.told.Links {
 			old[l.Link] = l
 		}
 	}
+	d.told = known
 	var added, other []string
 	probed := 0
 	for _, l := range known.Links {
@@ -340,8 +348,8 @@ func (d *Discovery) report(last, known *topology) {
 		removed = append(removed, l.Name)
 	}
 	slices.Sort(removed)
-	d.logger.Info("links of the device", zap.Int("links", len(known.Links)), zap.Int("probed", probed), zap.String("device", known.Code),
-		zap.Strings("added", added), zap.Strings("changed", other), zap.Strings("removed", removed))
+	d.logger.Info("links of the device", append(fields, zap.Int("links", len(known.Links)), zap.Int("probed", probed),
+		zap.String("device", known.Code), zap.Strings("added", added), zap.Strings("changed", other), zap.Strings("removed", removed))...)
 }
 
 // errEmpty is an answer that leaves out everything that was there.

@@ -555,6 +555,36 @@ func TestAStartInAnOutage(t *testing.T) {
 	})
 }
 
+// A link that comes and goes for 22 hours has few lines, the last about what it is in the end. It is measured whenever it is there.
+func TestALinkThatComesAndGoes(t *testing.T) {
+	find(t, func(f *finder) {
+		const outage, half = 22 * time.Hour, 5 * time.Minute
+		f.host("eth1", "172.16.0.0/31", "eth2", "172.16.0.2/31")
+		f.putLink(key("link", 1), "ams:lon", f.device, key("lon", 0), "172.16.0.0/31", LinkActivated)
+		f.run()
+		f.refreshed()
+		f.logs.TakeAll()
+		begin := time.Now()
+		for i := 0; time.Since(begin) < outage; i++ {
+			f.putLink(key("link", 2), "ams:fra", f.device, key("fra", 0), "172.16.0.2/31", []LinkStatus{LinkActivated, LinkDeleting}[i%2])
+			pass(half)
+		}
+		f.stop()
+		if changes := len(f.all()); changes < int(outage/half) {
+			t.Errorf("%d lists were told, want one for each change", changes)
+		}
+		lines := f.logs.All()
+		if len(lines) < 3 || len(lines) > 9 {
+			t.Fatalf("%d lines, want 3 to 9: %v", len(lines), lines[:min(len(lines), 20)])
+		}
+		for i, want := range []string{"added:[ams:fra]", "changed:[ams:fra]"} {
+			if text := fmt.Sprint(lines[i].ContextMap()); !strings.Contains(text, want) {
+				t.Errorf("line %d is %v, want %s", i, text, want)
+			}
+		}
+	})
+}
+
 func TestAListThatCannotBeSaved(t *testing.T) {
 	find(t, func(f *finder) {
 		f.putLink(key("link", 1), "ams:lon", f.device, key("lon", 0), "172.16.0.0/31", LinkActivated)

@@ -40,8 +40,9 @@ func (d *Discovery) remember() {
 		d.logger.Warn("saved links are those of another device", zap.String("file", d.cfg.State), zap.Stringer("device", t.Device))
 	default:
 		nameLinks(t.Links, t.Links)
-		d.topology, d.fromFile = t, true
-		d.logger.Info("begin with saved links", zap.Int("links", len(t.Links)))
+		d.topology, d.fromFile, d.told = t, true, t
+		fields, _ := d.teller.Tell(t.state(), false)
+		d.logger.Info("begin with saved links", append(fields, zap.Int("links", len(t.Links)))...)
 	}
 }
 
