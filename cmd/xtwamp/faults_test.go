@@ -84,7 +84,7 @@ func newFaultLab(t *testing.T) *faultLab {
 	}
 	l.scrape(fmt.Sprintf(`
 global: {scrape_interval: 1s, evaluation_interval: 1s}
-rule_files: [%[1]s/rules.yml, %[1]s/alerts.yml]
+rule_files: [%[1]s/rules.yml, %[1]s/alerts.yml, %[1]s/expected.yml]
 scrape_configs:
 - job_name: xtwamp
   static_configs:
@@ -447,6 +447,7 @@ func (l *faultLab) ledgerFaults() (all []*labFault) {
 
 // Whatever goes wrong is on the page and in the metrics within 15 s, and gone from both within 15 s of its end; of the ledger's endpoints
 // within a minute. A real Prometheus with the alerts as they are shipped says what happened to the link that was cut, and nothing is lost.
+// No query of the dashboard is without an answer there.
 func TestFaultsAreTold(t *testing.T) {
 	l := newFaultLab(t)
 	if !l.await(time.Minute, func() bool { return l.value("count(xtwamp_probes_received_total > 20)") == 6 && l.written() > 10 }) {
@@ -482,6 +483,7 @@ func TestFaultsAreTold(t *testing.T) {
 	l.checkRTT("after all", "20s")
 	l.checkAlerts()
 	l.checkSamples()
+	l.checkDashboard()
 	t.Logf("\n%s", l.table())
 }
 
@@ -519,11 +521,12 @@ func (l *faultLab) checkCut() {
 	}
 }
 
-// checkAlerts compares what has fired with what has happened. The loose link may have lost too much of what was under way.
+// checkAlerts compares what has fired with what has happened. The loose link may have lost too much of what was under way, and the lab may
+// last until the devices that are expected and not in it are missed.
 func (l *faultLab) checkAlerts() {
 	l.Helper()
 	var fired []string
-	for _, a := range l.ask(`max_over_time(ALERTS{alertstate="firing",path!="` + looseLink + `"}[1h])`) {
+	for _, a := range l.ask(`max_over_time(ALERTS{alertstate="firing",alertname!="XtwampNotScraped",path!="` + looseLink + `"}[1h])`) {
 		fired = append(fired, strings.TrimSpace(a.Metric["alertname"]+" "+a.Metric["device"]+" "+a.Metric["path"]))
 	}
 	slices.Sort(fired)
@@ -580,4 +583,79 @@ func (l *faultLab) checkSamples() {
 			l.Errorf("%d of the %d samples of %s are in the ledger, %d wait", r.Checked, stored[r.Path], r.Path, r.Waiting)
 		}
 	}
+}
+
+// dashboard is what one asks Prometheus.
+type dashboard struct {
+	Panels []struct {
+		Title   string
+		Targets []struct{ Expr, LegendFormat string }
+	}
+	Templating struct {
+		List []struct{ Name, Definition string }
+	}
+}
+
+// checkDashboard asks all that the dashboard asks, with everything chosen that there is to choose from. It comes last: only a switch that
+// was stopped is a device that is down.
+func (l *faultLab) checkDashboard() {
+	l.Helper()
+	text, err := os.ReadFile("../../scripts/grafana/xtwamp.json")
+	if err != nil {
+		l.Fatal(err)
+	}
+	var d dashboard
+	if err := json.Unmarshal(text, &d); err != nil {
+		l.Fatal(err)
+	}
+	replace := []string{
+		"$__rate_interval", "4s", // of scrapes each second
+		" or vector(0)", "", // which is an answer without any series
+		"offset 1d", "offset 30s", // the lab has no day before, and the rest of the query is the same
+	}
+	choices := make(map[string][]string)
+	for _, v := range d.Templating.List {
+		metric, label, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(v.Definition, "label_values("), ")"), ", ")
+		if !ok {
+			continue // the source of data
+		}
+		metric = strings.NewReplacer(replace...).Replace(metric)
+		var values []string
+		for _, s := range l.ask(fmt.Sprintf("group by (%s) (last_over_time(%s[1h]))", label, metric)) {
+			values = append(values, s.Metric[label])
+		}
+		slices.Sort(values)
+		choices[v.Name] = values
+		replace = append(replace, "$"+v.Name, "("+strings.Join(values, "|")+")")
+	}
+	if diff := cmp.Diff(map[string][]string{"device": {"far", "near"}, "path": {cutLink, goodLink, looseLink}}, choices); diff != "" {
+		l.Errorf("to choose from (-want +got):\n%s", diff)
+	}
+
+	type question struct{ title, expression, legend string }
+	var open []question
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			open = append(open, question{p.Title, strings.NewReplacer(replace...).Replace(target.Expr), target.LegendFormat})
+		}
+	}
+	l.await(time.Minute, func() bool {
+		open = slices.DeleteFunc(open, func(q question) bool { return l.answers(q.expression, q.legend) })
+		return len(open) == 0
+	})
+	for _, q := range open {
+		l.Errorf("%s: nothing for %s with the labels of %q", q.title, q.expression, q.legend)
+	}
+}
+
+var legendLabel = regexp.MustCompile(`{{(\w+)}}`)
+
+// answers reports whether an expression has had a value, if only during a fault, of a series that has all labels of a legend.
+func (l *faultLab) answers(expression, legend string) bool {
+	l.Helper()
+	labels := legendLabel.FindAllStringSubmatch(legend, -1)
+	return slices.ContainsFunc(l.ask("max_over_time(("+expression+")[1h:1s])"), func(s promSeries) bool {
+		lacks := func(label []string) bool { return s.Metric[label[1]] == "" }
+		return s.Value[1] != "NaN" && !slices.ContainsFunc(labels, lacks)
+	})
 }
