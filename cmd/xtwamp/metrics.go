@@ -3,6 +3,7 @@
 package main
 
 import (
+	"maps"
 	"runtime"
 	"strconv"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/xtwamp/xtwamp/probe"
+	"github.com/xtwamp/xtwamp/probe/store"
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -227,7 +229,12 @@ func (c *collector) collectStore(counter counterFunc, gauge gaugeFunc) {
 		counter(descOffered, totals.Offered, name)
 		counter(descDelivered, totals.Delivered, name)
 		gauge(descWaiting, float64(totals.Waiting), name)
-		for reason, n := range totals.Dropped {
+		dropped := make(map[string]uint64) // from 0 on: many are dropped at once
+		for _, reason := range store.DropReasons() {
+			dropped[reason] = 0
+		}
+		maps.Copy(dropped, totals.Dropped)
+		for reason, n := range dropped {
 			counter(descDropped, n, name, reason)
 		}
 		moment(gauge, descOldestWaiting, totals.OldestWaiting, name)

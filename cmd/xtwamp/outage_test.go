@@ -25,8 +25,10 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/xtwamp/xtwamp/probe"
+	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/submit/doublezero"
 	"github.com/xtwamp/xtwamp/submit/doublezero/ledgertest"
+	"github.com/xtwamp/xtwamp/submit/endpoint"
 
 	dto "github.com/prometheus/client_model/go"
 )
@@ -317,6 +319,14 @@ func TestLedgerMetrics(t *testing.T) {
 			}
 			if v, ok := value(name, label); !ok || v != want {
 				t.Errorf("%s{%s} = %v (there: %v), want %v", name, label, v, ok, want)
+			}
+		}
+		// What has not happened yet is 0, so that rate() sees the first time.
+		for name, label := range map[string]string{
+			"xtwamp_ledger_endpoint_requests_total": endpoint.FaultTimeout, "xtwamp_samples_dropped_total": store.DropReasons()[0],
+		} {
+			if v, ok := value(name, label); !ok || v != 0 {
+				t.Errorf("%s of %s = %v (there: %v), want 0", name, label, v, ok)
 			}
 		}
 		if v, _ := value("xtwamp_ledger_account_samples", "link1"); v < 60 || v > 78 {

@@ -50,6 +50,11 @@ const (
 	reasonNotTaken  = "not_taken" // the sink does not take the path any more
 )
 
+// DropReasons returns the reasons of [Totals.Dropped] that are the store's own.
+func DropReasons() []string {
+	return []string{reasonRetention, reasonMaxBytes, reasonNoSpace, reasonCorrupt, reasonNotTaken}
+}
+
 // Config says where the log is and how large it may become.
 type Config struct {
 	Path         string

@@ -90,6 +90,9 @@ func (p *Pool) add(s *site, addr netip.Addr) *candidate {
 	}
 	c := &candidate{name: s.label + "/" + addr.String(), site: s, addr: addr, faults: make(map[string]uint64), settling: true}
 	c.teller.told = stateGood
+	for _, kind := range kinds {
+		c.faults[kind] = 0
+	}
 	p.candidates = append(p.candidates, c)
 	return c
 }

@@ -34,6 +34,12 @@ const (
 	FaultUnlanded     = "unlanded" // what it takes has no effect
 )
 
+// kinds are all of them. Each is counted from 0 on, so that whoever scrapes counters sees the first one.
+var kinds = [...]string{
+	FaultRefused, FaultReset, FaultTimeout, FaultUnreachable, FaultTLS, FaultServerError, FaultRateLimited, FaultInvalid, FaultWrongCluster,
+	FaultLagging, FaultAhead, FaultStuck, FaultUnlanded,
+}
+
 // ErrNoCandidate says that no address is known, or none was found out in time.
 var ErrNoCandidate = errors.New("no endpoint address known")
 
