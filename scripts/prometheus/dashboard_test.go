@@ -27,6 +27,7 @@ type panels struct {
 	Panels []struct {
 		Type, Title string
 		Datasource  datasource
+		Panels      []json.RawMessage // of a row that is collapsed
 		Targets     []struct {
 			RefID, Expr string
 			Datasource  datasource
@@ -201,6 +202,9 @@ func TestNoPanelIsEmpty(t *testing.T) {
 	for _, p := range d.Panels {
 		if len(p.Targets) == 0 && p.Type != "row" {
 			t.Errorf("%s: no query", p.Title)
+		}
+		if len(p.Panels) > 0 {
+			t.Errorf("%s: saved while it was collapsed, its panels are where no test looks", p.Title)
 		}
 		for _, target := range p.Targets {
 			if p.Datasource.UID != variableSource || target.Datasource != p.Datasource {
