@@ -101,19 +101,20 @@ func TestLogOver22Hours(t *testing.T) {
 		name        string
 		set         func(w *world, fails bool)
 		cause, ends string
+		seldom      bool // it is tried once a minute, so that turns have to be longer
 	}{
 		{"status 503", all(func(s *server, fails bool) {
 			if s.status = 0; fails {
 				s.status = http.StatusServiceUnavailable
 			}
-		}), "status 503", ends},
-		{"refused", all(func(s *server, fails bool) { s.refuse, s.reset = fails, fails }), "connection", ends},
-		{"silent", all(func(s *server, fails bool) { s.silent = fails }), "no answer in time", ends},
+		}), "status 503", ends, false},
+		{"refused", all(func(s *server, fails bool) { s.refuse, s.reset = fails, fails }), "connection", ends, false},
+		{"silent", all(func(s *server, fails bool) { s.silent = fails }), "no answer in time", ends, false},
 		{"one of two", func(w *world, fails bool) {
 			if w.servers[addrA].status = 0; fails {
 				w.servers[addrA].status = http.StatusServiceUnavailable
 			}
-		}, "status 503", ends},
+		}, "status 503", ends, false},
 		{"look-up", func(w *world, fails bool) {
 			w.lookup = func(context.Context) ([]netip.Addr, error) {
 				if fails {
@@ -121,11 +122,20 @@ func TestLogOver22Hours(t *testing.T) {
 				}
 				return two, nil
 			}
-		}, "server misbehaving", "look-up of endpoint works again"},
+		}, "server misbehaving", "look-up of endpoint works again", true},
+		{"memory", func(w *world, fails bool) {
+			if w.saveErr = nil; fails {
+				w.saveErr = errors.New("disk full")
+			}
+		}, "disk full", "known endpoint addresses saved again", true},
 	} {
+		turn := 30 * time.Second
+		if fault.seldom {
+			turn = 7 * time.Minute
+		}
 		for name, fails := range map[string]func(time.Duration) bool{
 			"all the time": func(time.Duration) bool { return true },
-			"by turns":     func(after time.Duration) bool { return after%time.Minute < 30*time.Second },
+			"by turns":     func(after time.Duration) bool { return after%(2*turn) < turn },
 		} {
 			t.Run(fault.name+"/"+name, func(t *testing.T) {
 				simulate(t, plainURL, two, aFirst, func(t *testing.T, w *world, p *Pool, logs *observer.ObservedLogs) {
@@ -138,6 +148,9 @@ func TestLogOver22Hours(t *testing.T) {
 						if now := after < outage && fails(after); now != failing {
 							failing = now
 							w.set(func() { fault.set(w, now) })
+							p.mu.Lock()
+							p.saver.dirty = true // as if a look-up had given a new address
+							p.mu.Unlock()
 						}
 					}
 					entries, said := logs.All(), lines(logs)
