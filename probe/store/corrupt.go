@@ -52,10 +52,10 @@ func (l *Log) setAside(f *file, cause error) {
 	if samePlace(l.cfg.Path, f.os) {
 		l.moveAside(cause)
 	} else {
-		l.log.Error("store file is corrupt and not where it was", zap.String("file", l.cfg.Path), zap.Error(cause))
+		l.trouble(troubleElsewhere, nil, zap.Error(cause))
 	}
 	if err := f.close(); err != nil {
-		l.log.Warn("corrupt store file", zap.Error(err))
+		l.trouble(troubleClose, nil, zap.Error(err))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,19 +70,21 @@ func (l *Log) moveAside(cause error) {
 	}
 	now := l.cfg.Now()
 	name, err := moveAside(l.cfg.Path, now)
-	fields := []zap.Field{zap.String("file", l.cfg.Path), zap.NamedError("cause", cause)}
+	fields := []zap.Field{zap.NamedError("cause", cause)}
+	what, stays := troubleAside, troubleStays
 	var p *panicError
-	if errors.As(cause, &p) {
+	if errors.As(cause, &p) { // its first stack is to be in the log
+		what, stays = what.because("panic"), stays.because("panic")
 		fields = append(fields, zap.ByteString("stack", p.stack))
 		l.mu.Lock()
 		l.panics++
 		l.mu.Unlock()
 	}
 	if err != nil {
-		l.log.Error("corrupt store file could not be set aside", append(fields, zap.Error(err))...)
+		l.trouble(stays, nil, append(fields, zap.Error(err))...)
 		return
 	}
-	l.log.Error("store file is corrupt: set aside, a new one is begun", append(fields, zap.String("set_aside", name))...)
+	l.trouble(what, nil, append(fields, zap.String("set_aside", name))...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asides = append(l.asides, aside{name: name, at: now})
@@ -161,8 +163,7 @@ func (l *Log) repairLocked(p *path) error {
 		}
 	}
 	gone := p.count(p.first, p.next) - updated.count(updated.first, updated.next)
-	l.log.Error("damaged samples given up", zap.String("file", l.cfg.Path), zap.String("path", p.Name),
-		zap.Uint64("samples", gone), zap.Int("damaged_values", len(damaged)))
+	l.trouble(troubleDamage, map[string]uint64{p.Name: gone}, zap.String("path", p.Name), zap.Int("damaged_values", len(damaged)))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	*p = updated

@@ -65,7 +65,7 @@ func (l *Log) openAfresh(f *file) {
 	l.setFile(nil)
 	l.resume = f
 	if err := f.close(); err != nil {
-		l.log.Warn("store file after a failed commit", zap.Error(err))
+		l.trouble(troubleCommit, nil, zap.Error(err))
 	}
 }
 
@@ -104,13 +104,19 @@ func (l *Log) begin(f *file) error {
 	case empty:
 		l.mu.Lock()
 		l.findBoot()
-		if !l.loaded && (f.doubtful || hasAsides(l.cfg.Path)) {
+		skips := !l.loaded && (f.doubtful || hasAsides(l.cfg.Path))
+		if skips {
 			l.base = newBase(l.cfg.Now())
-			l.log.Warn("a store file was here before, numbers skip ahead", zap.String("file", l.cfg.Path), zap.Uint64("number", l.base))
 		}
 		l.loaded = true
 		l.mu.Unlock()
-		return l.create()
+		if err := l.create(); err != nil {
+			return err
+		}
+		if skips {
+			l.log.Warn("a store file was here before, numbers skip ahead", zap.String("file", l.cfg.Path), zap.Uint64("number", l.base))
+		}
+		return nil
 	}
 	l.mu.Lock()
 	var damaged [][]byte

@@ -148,10 +148,10 @@ type Log struct {
 	recorded uint64
 	written  int64
 
-	asides []aside
-	panics uint64
-	runs   map[string]*dropRun // under write alone
-	margin int64               // pages that turned out to be needed beyond the estimate; under write alone
+	asides   []aside
+	panics   uint64
+	troubles map[kind]*trouble // under write alone
+	margin   int64             // pages that turned out to be needed beyond the estimate; under write alone
 }
 
 // Open opens the log, or makes a new one. A file that is corrupt is set aside (renamed, never deleted) and a new one begun; the log and
@@ -188,7 +188,7 @@ func OpenReadOnly(path string, lockTimeout time.Duration) (*Log, error) {
 }
 
 func newLog(cfg Config) *Log {
-	l := &Log{cfg: cfg, log: cfg.Logger, changed: make(chan struct{}), runs: map[string]*dropRun{}}
+	l := &Log{cfg: cfg, log: cfg.Logger, changed: make(chan struct{}), troubles: map[kind]*trouble{}}
 	l.reset()
 	return l
 }
@@ -203,7 +203,7 @@ func (l *Log) reset() {
 func (l *Log) Close() error {
 	l.write.Lock()
 	defer l.write.Unlock()
-	l.endDropRuns(true)
+	l.endTroubles(true)
 	l.mu.Lock()
 	f := l.file
 	l.file, l.closed = nil, true

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"go.uber.org/zap"
 )
 
 const (
@@ -21,8 +19,6 @@ const (
 	// transactionPages is what a small transaction writes: meta, root, and a few pages on the way to the leaves.
 	transactionPages = 16
 
-	// dropQuiet ends a run of drops.
-	dropQuiet = time.Hour
 	// expireChunks is the most chunks that one transaction deletes by age.
 	expireChunks = 16
 )
@@ -36,7 +32,7 @@ func (l *Log) Maintain() error {
 	l.write.Lock()
 	defer l.write.Unlock()
 	errs = append(errs, l.prepare(0))
-	l.endDropRuns(false)
+	l.endTroubles(false)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("maintain store: %w", err)
 	}
@@ -213,7 +209,9 @@ func (l *Log) drop(reason string, limit int, may func(*path, chunkHead) bool) (n
 	}
 	l.applySinks(changes)
 	l.mu.Unlock()
-	l.noteDrops(reason, lost)
+	if len(lost) > 0 {
+		l.trouble(troubleDrops.because(reason), lost)
+	}
 	return n, nil
 }
 
@@ -305,39 +303,4 @@ func (l *Log) readHeads() (bad []*path, err error) {
 		l.paths[id].head = head
 	}
 	return bad, nil
-}
-
-// dropRun is a run of drops for one reason: its begin and its end are logged, not each drop.
-type dropRun struct {
-	since, last time.Time
-	samples     map[string]uint64 // by sink
-}
-
-func (l *Log) noteDrops(reason string, lost map[string]uint64) {
-	if len(lost) == 0 {
-		return
-	}
-	now := l.cfg.Now()
-	run := l.runs[reason]
-	if run == nil {
-		run = &dropRun{since: now, samples: map[string]uint64{}}
-		l.runs[reason] = run
-		l.log.Warn("dropping samples that sinks have not taken", zap.String("reason", reason), zap.Any("first", lost))
-	}
-	run.last = now
-	for name, n := range lost {
-		run.samples[name] += n
-	}
-}
-
-// endDropRuns logs the runs that are over, or all.
-func (l *Log) endDropRuns(all bool) {
-	now := l.cfg.Now()
-	for reason, run := range l.runs {
-		if all || now.Sub(run.last) >= dropQuiet {
-			l.log.Warn("dropped samples that sinks had not taken", zap.String("reason", reason), zap.Any("samples", run.samples),
-				zap.Time("since", run.since), zap.Time("until", run.last))
-			delete(l.runs, reason)
-		}
-	}
 }

@@ -90,11 +90,11 @@ func TestRetentionByAge(t *testing.T) {
 	diff(t, "status: oldest", a[0].Time, f.status().Oldest)
 
 	// One line at the start of the run, one with the count at its end.
-	f.add(ids[0], 2000, 1000)
+	f.add(ids[0], 2000, 500)
 	if err := f.fold(); err != nil {
 		t.Fatal(err)
 	}
-	f.clock.now = at(bootTime, 3000)
+	f.clock.now = at(bootTime, 2500)
 	if err := f.Maintain(); err != nil {
 		t.Fatal(err)
 	}
@@ -103,12 +103,12 @@ func TestRetentionByAge(t *testing.T) {
 	if total <= gone {
 		t.Fatalf("nothing more was dropped: %d", total)
 	}
-	f.clock.advance(dropQuiet)
+	f.clock.advance(calm)
 	if err := f.Maintain(); err != nil {
 		t.Fatal(err)
 	}
 	total = f.totals("sleeps").Dropped["retention"]
-	f.clock.advance(dropQuiet)
+	f.clock.advance(calm)
 	if err := f.Maintain(); err != nil {
 		t.Fatal(err)
 	}
