@@ -108,6 +108,7 @@ type daemon struct {
 	started    time.Time
 
 	store     atomic.Pointer[store.Log]      // nil until it is open
+	stored    store.History                  // what was told about it, and set aside, until then
 	recorder  atomic.Pointer[probe.Recorder] // nil until the store is open
 	reflector atomic.Pointer[probe.Reflector]
 	keypair   *doublezero.Keypair             // nil: nothing is to be signed
@@ -448,6 +449,7 @@ func (d *daemon) openStore() error {
 		Boot:         strings.TrimSpace(string(boot)),
 		LockTimeout:  time.Second,
 		Logger:       d.log.Named("store"),
+		History:      &d.stored,
 		NoSync:       d.seams.noSync,
 		Fault:        d.seams.storeFault,
 	})

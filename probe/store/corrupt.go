@@ -38,7 +38,7 @@ type aside struct {
 
 // mayBegin returns an error if too many files were set aside lately to begin another one.
 func (l *Log) mayBegin() error {
-	if n := len(l.asides); n >= maxAsides && l.cfg.Now().Sub(l.asides[n-maxAsides].at) < asideWindow {
+	if n := len(l.cfg.History.asides); n >= maxAsides && l.cfg.Now().Sub(l.cfg.History.asides[n-maxAsides].at) < asideWindow {
 		return fmt.Errorf("%w: %d files set aside within %v, waiting", ErrCorrupt, maxAsides, asideWindow)
 	}
 	return nil
@@ -77,7 +77,7 @@ func (l *Log) moveAside(cause error) {
 		what, stays = what.because("panic"), stays.because("panic")
 		fields = append(fields, zap.ByteString("stack", p.stack))
 		l.mu.Lock()
-		l.panics++
+		l.cfg.History.panics++
 		l.mu.Unlock()
 	}
 	if err != nil {
@@ -87,7 +87,7 @@ func (l *Log) moveAside(cause error) {
 	l.trouble(what, nil, append(fields, zap.String("set_aside", name))...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.asides = append(l.asides, aside{name: name, at: now})
+	l.cfg.History.asides = append(l.cfg.History.asides, aside{name: name, at: now})
 }
 
 // forget turns what is known into the beginning of a new file: the paths and sinks stay, their samples are gone and counted, numbers go

@@ -33,9 +33,9 @@ func (l *Log) attach() error {
 		if err := l.mayBegin(); err != nil {
 			return err
 		}
-		before := len(l.asides)
+		before := len(l.cfg.History.asides)
 		err := l.open()
-		if err == nil || !errors.Is(err, ErrCorrupt) || len(l.asides) == before {
+		if err == nil || !errors.Is(err, ErrCorrupt) || len(l.cfg.History.asides) == before {
 			return err
 		}
 	}

@@ -65,6 +65,7 @@ type Config struct {
 	LockTimeout  time.Duration          // how long Open waits for another process; 0: 1 s
 	NoSync       bool                   // for tests: do not wait for the disk
 	Logger       *zap.Logger            // nil: none
+	History      *History               // of this file in this process, for who opens it again and again; nil: there is none
 	Now          func() time.Time       // for tests; nil: time.Now
 	Fault        func(operation string) // for tests: called in each transaction, may panic
 }
@@ -85,6 +86,12 @@ func (c *Config) complete() error {
 	}
 	if c.Logger == nil {
 		c.Logger = zap.NewNop()
+	}
+	if c.History == nil {
+		c.History = &History{}
+	}
+	if c.History.troubles == nil {
+		c.History.troubles = map[kind]*trouble{}
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -148,10 +155,15 @@ type Log struct {
 	recorded uint64
 	written  int64
 
+	margin int64 // pages that turned out to be needed beyond the estimate; under write alone
+}
+
+// History is what one Log leaves to the next: without it a file that cannot be opened would have its lines, and as many files might be set
+// aside, at each try. Only one Log at a time may have it.
+type History struct {
 	asides   []aside
 	panics   uint64
-	troubles map[kind]*trouble // under write alone
-	margin   int64             // pages that turned out to be needed beyond the estimate; under write alone
+	troubles map[kind]*trouble // under Log.write alone
 }
 
 // Open opens the log, or makes a new one. A file that is corrupt is set aside (renamed, never deleted) and a new one begun; the log and
@@ -188,7 +200,7 @@ func OpenReadOnly(path string, lockTimeout time.Duration) (*Log, error) {
 }
 
 func newLog(cfg Config) *Log {
-	l := &Log{cfg: cfg, log: cfg.Logger, changed: make(chan struct{}), troubles: map[kind]*trouble{}}
+	l := &Log{cfg: cfg, log: cfg.Logger, changed: make(chan struct{})}
 	l.reset()
 	return l
 }
@@ -243,7 +255,7 @@ func (l *Log) Status() (Status, error) {
 		st.Bytes = l.file.size()
 		st.DiskFull = l.file.cramped()
 	}
-	for _, a := range l.asides {
+	for _, a := range l.cfg.History.asides {
 		st.SetAside = append(st.SetAside, a.name)
 	}
 	firsts := map[*path]uint64{}
@@ -262,7 +274,7 @@ func (l *Log) Status() (Status, error) {
 func (l *Log) Panics() uint64 {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.panics
+	return l.cfg.History.panics
 }
 
 // usable returns why the log cannot be written, if so. The caller holds l.write.

@@ -68,10 +68,10 @@ type trouble struct {
 // holds l.write.
 func (l *Log) trouble(k kind, samples map[string]uint64, fields ...zap.Field) {
 	now := l.cfg.Now()
-	t := l.troubles[k]
+	t := l.cfg.History.troubles[k]
 	if t == nil {
 		t = &trouble{}
-		l.troubles[k] = t
+		l.cfg.History.troubles[k] = t
 	}
 	if t.times == 0 {
 		begun := trouble{since: now, told: t.told, calm: calm, samples: map[string]uint64{}}
@@ -100,7 +100,7 @@ func (l *Log) trouble(k kind, samples map[string]uint64, fields ...zap.Field) {
 // endTroubles has the lines about troubles that are over, or about all. The caller holds l.write.
 func (l *Log) endTroubles(all bool) {
 	now := l.cfg.Now()
-	for k, t := range l.troubles {
+	for k, t := range l.cfg.History.troubles {
 		if t.times > 0 && (all || now.Sub(t.last) >= t.calm) {
 			l.tell(zap.WarnLevel, k.ends, k, t, []zap.Field{
 				zap.Uint64("times", t.times), zap.Duration("after", t.last.Sub(t.since)), zap.Time("until", t.last),

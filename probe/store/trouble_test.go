@@ -80,6 +80,9 @@ func (f *faulty) remove() {
 	}
 }
 
+// longName gives the file a name that leaves no room for what is added to it when it is set aside.
+func longName(c *Config) { c.Path = filepath.Join(filepath.Dir(c.Path), strings.Repeat("x", 250)) }
+
 // addFolded appends n samples of a path and folds them.
 func (f *faulty) addFolded(id PathID, first, n int) {
 	f.Helper()
@@ -108,7 +111,7 @@ func TestLogOver22Hours(t *testing.T) {
 			func(f *faulty) uint64 { return uint64(len(f.status().SetAside)) }},
 		{"panics", nothing, troubleAside.because("panic"), "cause", func(f *faulty) { f.breaks(func() { panic("cause") }) }, nil,
 			(*faulty).Panics},
-		{"corrupt and stays", func(c *Config) { c.Path = filepath.Join(filepath.Dir(c.Path), strings.Repeat("x", 250)) }, troubleStays, "too long",
+		{"corrupt and stays", longName, troubleStays, "too long",
 			func(f *faulty) {
 				if f.ruin(); f.file == nil {
 					f.breaks(func() {})
@@ -178,7 +181,7 @@ func TestLogOver22Hours(t *testing.T) {
 				}
 				first, last := lines[0], lines[len(lines)-1]
 				if first.Level < zap.WarnLevel || !first.Time.Equal(begin) || !strings.Contains(fmt.Sprint(first.ContextMap()), fault.cause) {
-					t.Errorf("the first line is %v %v, %v after the outage began; want the cause at once", first.Message, first.ContextMap(), first.Time.Sub(begin))
+					t.Errorf("the first line is %v, %v after the outage began; want the cause at once", first, first.Time.Sub(begin))
 				}
 				var sum uint64
 				var lasted time.Duration
@@ -200,6 +203,61 @@ func TestLogOver22Hours(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A file that cannot be opened is tried again and again by another Log each time.
+func TestLogOver22HoursOfAFileThatCannotBeOpened(t *testing.T) {
+	for name, test := range map[string]struct {
+		kind   kind
+		change func(c *Config, fails *bool)
+		asides int // at most
+	}{
+		"it stays": {troubleStays, func(c *Config, _ *bool) { longName(c) }, 0},
+		"each new one is bad": {troubleAside.because("panic"), func(c *Config, fails *bool) {
+			c.Fault = func(op string) {
+				if op == "create" && *fails {
+					panic("cause")
+				}
+			}
+		}, 22 * maxAsides},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fails := true
+			f := newClosedFixture(t, func(c *Config) { test.change(c, &fails); c.History = &History{} })
+			if test.asides == 0 {
+				if err := os.WriteFile(f.cfg.Path, make([]byte, 4*pageSize), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 22 * 60 {
+				if _, err := Open(f.cfg); !errors.Is(err, ErrCorrupt) {
+					t.Fatalf("open: %v", err)
+				}
+				f.clock.advance(time.Minute)
+			}
+			if fails = false; test.asides == 0 {
+				if err := os.Remove(f.cfg.Path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.clock.advance(calm)
+			f.open()
+			if err := f.Maintain(); err != nil {
+				t.Fatal(err)
+			}
+			begins := f.logs.FilterMessage(test.kind.begins).All()
+			if n := f.logs.Len(); n < 2 || n > 9 {
+				t.Errorf("%d lines, want 2 to 9", n)
+			}
+			ends := f.logs.FilterMessage(test.kind.ends).All()
+			if len(begins) == 0 || len(ends) != 1 || ends[0].ContextMap()["times"].(uint64) < 100 {
+				t.Errorf("begins %v, the end is %v; want how often", begins, ends)
+			}
+			if n := len(f.status().SetAside); n > test.asides || test.asides > 0 && n == 0 {
+				t.Errorf("%d files set aside, want %d at most", n, test.asides)
+			}
+		})
 	}
 }
 
