@@ -36,6 +36,7 @@ type candidate struct {
 	fixed bool      // from the configuration
 	named time.Time // when a look-up last gave it
 
+	known  bool // has been good
 	good   bool
 	since  time.Time // when good last changed; zero: not checked yet
 	reason string    // why not good
@@ -218,7 +219,7 @@ func (p *Pool) passed(c *candidate) {
 		c.nextCheck = now.Add(firstBackoff)
 		return
 	}
-	c.good, c.since, c.reason, c.kind, c.streak = true, now, "", "", 0
+	c.known, c.good, c.since, c.reason, c.kind, c.streak = true, true, now, "", "", 0
 }
 
 // failed books a request that failed.

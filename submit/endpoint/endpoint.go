@@ -102,6 +102,7 @@ type Pool struct {
 	burst      burst        // checks of all candidates at once
 	suspicion  suspicion
 	teller     teller // what was logged about the choice
+	strangers  strangers
 	saver      saver
 }
 

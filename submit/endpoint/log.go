@@ -17,6 +17,9 @@ const (
 	maxPatience   = time.Hour
 	quiet         = 2 * maxPatience // without a change makes a teller forget the lines it has had
 	afterOutage   = 5 * time.Minute // what is still bad so long after an outage is worth a line of its own
+
+	firstPause   = time.Hour // between lines about strangers, doubling up to the longest
+	longestPause = 24 * time.Hour
 )
 
 // teller decides which changes of a state get a log line: each at once as long as they are few, and then only states that last, so
@@ -67,6 +70,24 @@ func (t *teller) assume(now time.Time, state string, failures uint64, pause time
 		t.state, t.since = state, now
 	}
 	t.told, t.at, t.failures, t.muted = state, now, failures, now.Add(pause)
+}
+
+// strangers are candidates that never were good. A name that gives another dead address at each look-up must not fill the log with them.
+type strangers struct {
+	lines int
+	at    time.Time // of the last one
+}
+
+// due reports whether one more may have a line, and if so counts it: the first few at once, then ever more seldom.
+func (s *strangers) due(now time.Time) bool {
+	switch pause := firstPause << max(s.lines-freeLines, 0); {
+	case now.Sub(s.at) > longestPause:
+		s.lines = 0
+	case s.lines >= freeLines && now.Sub(s.at) < pause:
+		return false
+	}
+	s.lines, s.at = s.lines+1, now
+	return true
 }
 
 // States of tellers, beside the names of candidates.
@@ -131,7 +152,7 @@ func (p *Pool) report(now time.Time) {
 			c.teller.assume(now, stateGood, c.failures, 0)
 		case c.teller.due(now, state) && c.good:
 			p.logger.Info("endpoint good again", append(c.teller.tell(now, c.failures), zap.String("endpoint", c.name))...)
-		case c.teller.due(now, state):
+		case c.teller.due(now, state) && (c.known || p.strangers.due(now)):
 			p.logger.Info("endpoint bad", append(c.teller.tell(now, c.failures), zap.String("endpoint", c.name), zap.String("reason", c.reason))...)
 		}
 	}

@@ -207,6 +207,32 @@ func TestRotatingAddressesAreNoNews(t *testing.T) {
 	})
 }
 
+// A name that gives another dead address at each look-up for 22 hours beside a good one.
+func TestDeadAddressesHaveFewLines(t *testing.T) {
+	certificate()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, addrA)
+		dead := netip.MustParseAddr("198.51.100.0")
+		w.lookup = func(context.Context) ([]netip.Addr, error) {
+			if dead = dead.Next(); !dead.IsValid() || dead.As4()[0] != 198 {
+				t.Error("all addresses are used up")
+			}
+			return []netip.Addr{addrA, dead}, nil
+		}
+		w.serve()
+		cfg, logs := w.config(plainURL)
+		p, _ := w.start(cfg)
+		pass(22 * time.Hour)
+		if inUse(p) != addrA {
+			t.Errorf("%v is in use", inUse(p))
+		}
+		bad := logs.FilterMessage("endpoint bad").Len()
+		if n := logs.Len(); bad == 0 || n > 9 {
+			t.Errorf("%d lines, %d of them about dead addresses; want 9 at most, and some: %q", n, bad, lines(logs)[:min(n, 20)])
+		}
+	})
+}
+
 // An endpoint that flaps for a day is worth a line an hour, and the first few.
 func TestFlappingCostsALineAnHour(t *testing.T) {
 	simulate(t, plainURL, two, aFirst, func(t *testing.T, w *world, p *Pool, logs *observer.ObservedLogs) {
