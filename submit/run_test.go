@@ -472,6 +472,7 @@ func TestARefusalIsCountedExactly(t *testing.T) {
 	if diff := cmp.Diff(want, l.commits[0]); diff != "" {
 		t.Errorf("first commit (-want +got):\n%s", diff)
 	}
+	s.runs.end(s.logger) // as when it stops
 	if diff := cmp.Diff([]string{"dropping samples", "dropped samples"}, messages(logs)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
@@ -484,63 +485,72 @@ func TestARefusalIsCountedExactly(t *testing.T) {
 }
 
 func TestARunOfDropsHasOneLineAtItsStartAndOneAtItsEnd(t *testing.T) {
-	l, sink := newFakeLog(3), new(fakeSink)
-	refuse := map[string]string{"p1": "account_full", "p2": "account_full"}
-	sink.set(func(_ context.Context, p store.Path, s []store.Sample) (Result, error) {
-		if reason := refuse[p.Name]; reason != "" {
-			return Result{}, &Refusal{Reason: reason, Count: len(s)}
+	synctest.Test(t, func(t *testing.T) {
+		l, sink := newFakeLog(3), new(fakeSink)
+		refuse := map[string]string{"p1": "account_full", "p2": "account_full"}
+		sink.set(func(_ context.Context, p store.Path, s []store.Sample) (Result, error) {
+			if reason := refuse[p.Name]; reason != "" {
+				return Result{}, &Refusal{Reason: reason, Count: len(s)}
+			}
+			return Result{Accepted: len(s)}, nil
+		})
+		s, logs := newSubmitter(t, l, sink, time.Minute)
+		round := func() {
+			t.Helper()
+			for id := range store.PathID(3) {
+				l.append(id+1, 2)
+			}
+			if err := s.flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return Result{Accepted: len(s)}, nil
-	})
-	s, logs := newSubmitter(t, l, sink, time.Minute)
-	round := func() {
-		t.Helper()
-		for id := range store.PathID(3) {
-			l.append(id+1, 2)
+		type line struct {
+			Message, Reason string
+			Count           any
 		}
-		if err := s.flush(t.Context()); err != nil {
+		lines := func() (got []line) {
+			for _, e := range logs.TakeAll() {
+				f := e.ContextMap()
+				got = append(got, line{e.Message, f["reason"].(string), f["count"]})
+			}
+			return got
+		}
+		for _, step := range []struct {
+			name   string
+			after  time.Duration // the one before
+			change func()
+			want   []line
+		}{
+			{"two paths are full", lull, func() {}, []line{{"dropping samples", "account_full", nil}}},
+			{"still", lull, func() {}, nil},
+			{"one is taken again", lull, func() { delete(refuse, "p1") }, nil},
+			{"the other is refused for another reason", lull, func() { refuse["p2"] = "link_gone" },
+				[]line{{"dropped samples", "account_full", uint64(10)}, {"dropping samples", "link_gone", nil}}},
+			{"and taken again", lull, func() { delete(refuse, "p2") }, []line{{"dropped samples", "link_gone", uint64(2)}}},
+			{"refused path by path", lull, func() { refuse["p1"] = "index_taken" }, []line{{"dropping samples", "index_taken", nil}}},
+			{"and the next", time.Second, func() { delete(refuse, "p1") }, nil},
+			{"of them", time.Second, func() { refuse["p2"] = "index_taken" }, nil},
+			{"is through", time.Second, func() { delete(refuse, "p2") }, nil},
+			{"and all were for a while", lull, func() {}, []line{{"dropped samples", "index_taken", uint64(4)}}},
+			{"nothing to say", lull, func() {}, nil},
+			{"refused at the end", lull, func() { refuse["p3"] = "undated" }, []line{{"dropping samples", "undated", nil}}},
+		} {
+			pass(step.after)
+			step.change()
+			round()
+			if diff := cmp.Diff(step.want, lines()); diff != "" {
+				t.Errorf("%s: log (-want +got):\n%s", step.name, diff)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := s.Run(ctx); err != nil {
 			t.Fatal(err)
 		}
-	}
-	type line struct {
-		Message, Reason string
-		Count           any
-	}
-	lines := func() (got []line) {
-		for _, e := range logs.TakeAll() {
-			f := e.ContextMap()
-			got = append(got, line{e.Message, f["reason"].(string), f["count"]})
+		if diff := cmp.Diff([]line{{"dropped samples", "undated", uint64(2)}}, lines()); diff != "" {
+			t.Errorf("at the stop: log (-want +got):\n%s", diff)
 		}
-		return got
-	}
-	for _, step := range []struct {
-		name   string
-		change func()
-		want   []line
-	}{
-		{"two paths are full", func() {}, []line{{"dropping samples", "account_full", nil}}},
-		{"still", func() {}, nil},
-		{"one is taken again", func() { delete(refuse, "p1") }, nil},
-		{"the other is refused for another reason", func() { refuse["p2"] = "link_gone" },
-			[]line{{"dropped samples", "account_full", uint64(10)}, {"dropping samples", "link_gone", nil}}},
-		{"and taken again", func() { delete(refuse, "p2") }, []line{{"dropped samples", "link_gone", uint64(2)}}},
-		{"nothing to say", func() {}, nil},
-		{"refused at the end", func() { refuse["p3"] = "undated" }, []line{{"dropping samples", "undated", nil}}},
-	} {
-		step.change()
-		round()
-		if diff := cmp.Diff(step.want, lines()); diff != "" {
-			t.Errorf("%s: log (-want +got):\n%s", step.name, diff)
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := s.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]line{{"dropped samples", "undated", uint64(2)}}, lines()); diff != "" {
-		t.Errorf("at the stop: log (-want +got):\n%s", diff)
-	}
+	})
 }
 
 func TestARefusalThatWasNotCommittedIsNeitherCountedNorLogged(t *testing.T) {

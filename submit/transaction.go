@@ -5,6 +5,7 @@ package submit
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -63,8 +64,12 @@ func (t *transaction) add(o outcome, samples []store.Sample, r Result) {
 // runs holds, by reason, the runs of drops.
 //
 // A run lasts until each of its paths has been delivered again, or refused for another reason: an account that is full says so once
-// and not whenever a healthy account takes something in between.
+// and not whenever a healthy account takes something in between. Then nothing may be dropped for a while: a sink that takes some paths at
+// a time may be through with these before it comes to those that it refuses for the same reason.
 type runs map[string]*run
+
+// lull is how long that is.
+const lull = 2 * time.Minute
 
 type run struct {
 	Outage // its failures are samples
@@ -77,7 +82,7 @@ func (rs runs) observe(logger *zap.Logger, o outcome) {
 		if reason != o.reason {
 			delete(r.paths, o.path.ID)
 		}
-		if len(r.paths) == 0 && r.over() {
+		if len(r.paths) == 0 && time.Since(r.last) >= lull && r.over() {
 			r.tell(logger, reason)
 		}
 	}
@@ -101,7 +106,7 @@ func (rs runs) observe(logger *zap.Logger, o outcome) {
 
 // tell logs the end of a run.
 func (r *run) tell(logger *zap.Logger, reason string) {
-	logger.Info("dropped samples", zap.String("reason", reason), zap.Uint64("count", uint64(r.attempts)), zap.Duration("during", r.lasted()))
+	logger.Info("dropped samples", zap.String("reason", reason), zap.Uint64("count", uint64(r.attempts)), zap.Duration("during", r.last.Sub(r.since)))
 }
 
 // end logs the end of all runs.
