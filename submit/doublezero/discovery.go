@@ -100,6 +100,7 @@ type Discovery struct {
 	mu       sync.Mutex
 	topology *topology // nil: not known yet
 	fromFile bool
+	recalled bool // the list was read that was saved, or cannot be
 	targets  []target.Target
 	links    []DiscoveredLink
 	success  time.Time

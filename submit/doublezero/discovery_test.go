@@ -901,6 +901,25 @@ func TestAPanicIsNotTheEnd(t *testing.T) {
 	})
 }
 
+// However often the discovery panics, a list that cannot be read has one line.
+func TestADamagedListIsToldOnce(t *testing.T) {
+	find(t, func(f *finder) {
+		f.must(os.WriteFile(f.config.State, []byte("x"), 0o600))
+		f.config.Beat = func(time.Duration) { panic("no") }
+		d, err := NewDiscovery(f.config)
+		f.must(err)
+		for range 10 {
+			func() {
+				defer func() { _ = recover() }()
+				_ = d.Run(t.Context(), func([]target.Target) {})
+			}()
+		}
+		if got := f.logged(); len(got) != 1 || !strings.Contains(got[0], "cannot be read") {
+			t.Errorf("log %q", got)
+		}
+	})
+}
+
 func TestDiscoveryConfig(t *testing.T) {
 	list := func() ([]LocalAddress, error) { return nil, nil }
 	right := DiscoveryConfig{

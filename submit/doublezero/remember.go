@@ -24,13 +24,14 @@ type savedTopology struct {
 	Topology json.RawMessage `json:"topology"`
 }
 
-// remember begins with the list that was saved, unless one is known. A file that cannot be used costs nothing but itself.
+// remember begins with the list that was saved, unless one is known. A file that cannot be used costs nothing but itself, and is told once.
 func (d *Discovery) remember() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.cfg.State == "" || d.topology != nil {
+	if d.cfg.State == "" || d.recalled {
 		return
 	}
+	d.recalled = true
 	t, err := readTopology(d.cfg.State)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
