@@ -63,7 +63,8 @@ type lab struct {
 	config    Config // of the sink
 	storePath string
 	store     *store.Log
-	offset    int64 // of the wall clock from the monotonic one
+	retention time.Duration // of the store
+	offset    int64         // of the wall clock from the monotonic one
 	paths     []store.Path
 	device    Pubkey
 	links     []Pubkey
@@ -99,7 +100,7 @@ func pass(d time.Duration) { <-time.After(d) }
 func newLab(t testing.TB, n int, o ledgertest.Options) *lab {
 	t.Helper()
 	core, logs := observer.New(zapcore.InfoLevel)
-	l := &lab{TB: t, ledger: ledgertest.New(o), keypair: newKeypair(seed), logs: logs, device: key("device", 0)}
+	l := &lab{TB: t, ledger: ledgertest.New(o), keypair: newKeypair(seed), logs: logs, device: key("device", 0), retention: 72 * time.Hour}
 	l.ledger.Listen(ledgertest.Address{Name: ledgerAddress, Nodes: []ledgertest.Node{{Name: "a"}, {Name: "b"}}})
 	l.transport = &http.Transport{DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return l.ledger.Dial(ctx, network, ledgerAddress)
@@ -192,7 +193,7 @@ func (d *direct) count(method string) int {
 func (l *lab) openStore() {
 	l.Helper()
 	var err error
-	l.store, err = store.Open(store.Config{Path: l.storePath, Boot: "boot", NoSync: true, Retention: 72 * time.Hour})
+	l.store, err = store.Open(store.Config{Path: l.storePath, Boot: "boot", NoSync: true, Retention: l.retention})
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -220,7 +221,7 @@ func (l *lab) openStore() {
 func (l *lab) start() {
 	l.Helper()
 	l.sink = New(l.config)
-	s, err := submit.New(submit.Config{Log: l.store, Sink: l.sink, Interval: flushInterval, Logger: l.config.Logger})
+	s, err := submit.New(submit.Config{Log: l.store, Sink: l.sink, Interval: l.config.FlushInterval, Logger: l.config.Logger})
 	if err != nil {
 		l.Fatal(err)
 	}

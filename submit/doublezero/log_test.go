@@ -89,11 +89,127 @@ func TestLogOver22Hours(t *testing.T) {
 						}
 						pass(5 * time.Second)
 					}
-					checkLines(t, l.logs, begin, fault.cause, fault.ends)
+					checkLines(l, l.logs, begin, fault.cause, fault.ends)
 				})
 			})
 		}
 	}
+}
+
+const manyLinks = 12
+
+// sample adds a sample of each link, and lets ten minutes pass.
+func (l *lab) sample() {
+	l.Helper()
+	l.add(store.Sample{Outcome: store.OnTime, RTT: l.nth()})
+	pass(10 * time.Minute)
+}
+
+// As many accounts as there may be that cannot be written have the lines of one, until their epoch is over.
+func TestUnwritableLogOver22Hours(t *testing.T) {
+	for reason, put := range unwritable {
+		t.Run(reason, func(t *testing.T) {
+			const slotTime = 400 * time.Millisecond
+			simulate(t, manyLinks, ledgertest.Options{SlotTime: slotTime, SlotIndex: 432_000 - uint64(outage/slotTime)}, func(l *lab) {
+				for link := range l.links {
+					put(l, link)
+				}
+				l.config.FlushInterval = 5 * time.Minute
+				l.start()
+				for time.Since(birth) < outage {
+					l.sample()
+				}
+				pass(time.Hour) // without any sample of the next epoch
+				lines := checkLines(l, l.logs, birth, reason, "no account is left that cannot be written")
+				checkAccounts(l, lines[1], manyLinks)
+			})
+		})
+	}
+}
+
+// Somebody who writes to the accounts of many links has the lines of one, in whatever order.
+func TestOtherWriterLogOver22Hours(t *testing.T) {
+	const ends = "nobody else writes to an account any more"
+	for name, writes := range map[string]func(link int, after time.Duration) bool{
+		"all the time":    func(int, time.Duration) bool { return true },
+		"by turns":        func(_ int, after time.Duration) bool { return after%(50*time.Minute) < 25*time.Minute },
+		"link after link": func(link int, after time.Duration) bool { return int(after/(20*time.Minute))%manyLinks == link },
+		"each other hour": func(_ int, after time.Duration) bool { return after%(2*time.Hour) < time.Hour },
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, manyLinks, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
+				l.start()
+				begin := time.Now().Add(10 * time.Minute)
+				for i := 0; time.Since(begin) < outage+2*time.Hour; i++ {
+					if i%5 == 0 {
+						l.add(store.Sample{Outcome: store.OnTime, RTT: l.nth()})
+					}
+					for link := range l.links {
+						if after := time.Since(begin); after >= 0 && after < outage && writes(link, after) {
+							l.must(l.ledger.Append(l.address(link, 194), 0, 1<<30))
+						}
+					}
+					pass(2 * time.Minute)
+				}
+				if name == "each other hour" { // it ends more than once
+					fewLines(l, l.logs, begin, "expected")
+					return
+				}
+				lines := checkLines(l, l.logs, begin, "expected", ends)
+				if name == "all the time" {
+					checkAccounts(l, lines[1], manyLinks)
+				}
+			})
+		})
+	}
+}
+
+// An account whose path has gone is no longer one that somebody else writes to.
+func TestTheLogForgetsAPathThatIsGone(t *testing.T) {
+	simulate(t, 2, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
+		l.must(l.store.Close())
+		l.retention = 4 * time.Hour
+		l.openStore()
+		l.start()
+		l.measure(6 * 60)
+		l.settled(2 * time.Minute)
+		for hour := range 10 {
+			l.add(store.Sample{Outcome: store.OnTime, RTT: l.nth()})
+			for range 60 {
+				l.must(l.ledger.Append(l.address(0, 194), 0, 1<<30))
+				l.must(l.store.Maintain()) // which deletes what is too old
+				pass(time.Minute)
+			}
+			if l.paths = l.paths[len(l.paths)-1:]; hour == 3 && l.logs.FilterMessageSnippet("nobody else").Len() > 0 {
+				t.Error("it is told to be over while samples wait")
+			}
+		}
+		ends := l.logs.FilterMessageSnippet("nobody else").All()
+		if len(ends) != 1 || ends[0].ContextMap()["path"] != "link0" {
+			t.Errorf("lines of the end: %v", ends)
+		}
+	})
+}
+
+// A store that was lost knows none of the accounts, which has the lines of one.
+func TestLogOfALostStore(t *testing.T) {
+	simulate(t, manyLinks, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
+		l.start()
+		l.measure(12)
+		l.settled(2 * time.Minute)
+		l.stop()
+		l.must(l.store.Close())
+		l.storePath += ".new"
+		l.openStore()
+		l.logs.TakeAll()
+		l.start()
+		l.measure(60)
+		l.settled(2 * time.Minute)
+		lines := l.logs.Filter(func(e observer.LoggedEntry) bool { return !slices.Contains(news, e.Message) }).All()
+		if len(lines) != 2 || lines[0].Level != zap.WarnLevel || lines[1].Message != "no account is left that the store knows nothing of" {
+			t.Errorf("log: %v", lines)
+		}
+	})
 }
 
 func TestDiscoveryLogOver22Hours(t *testing.T) {
@@ -142,27 +258,29 @@ func TestDiscoveryLogOver22Hours(t *testing.T) {
 						pass(5 * time.Second)
 					}
 					f.stop()
-					checkLines(t, f.logs, begin, fault.cause, fault.ends)
+					checkLines(f, f.logs, begin, fault.cause, fault.ends)
 				})
 			})
 		}
 	}
 }
 
-func (f *finder) must(err error) {
-	f.Helper()
+func (f *finder) must(err error) { must(f, err) }
+func (l *lab) must(err error)    { must(l, err) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
 }
 
 // news are messages that are about no fault.
 var news = []string{"an epoch begins", "links of the device"}
 
-// checkLines checks the lines of an outage that began then.
-func checkLines(t *testing.T, logs *observer.ObservedLogs, begin time.Time, cause, ends string) {
+// fewLines checks that the lines since an outage began are few, and that the first has its cause.
+func fewLines(t testing.TB, logs *observer.ObservedLogs, begin time.Time, cause string) (lines []observer.LoggedEntry) {
 	t.Helper()
-	var lines []observer.LoggedEntry
 	for _, l := range logs.All() {
 		if !l.Time.Before(begin) && !slices.Contains(news, l.Message) {
 			lines = append(lines, l)
@@ -175,6 +293,21 @@ func checkLines(t *testing.T, logs *observer.ObservedLogs, begin time.Time, caus
 	if first.Level < zap.WarnLevel || first.Time.Sub(begin) > 15*time.Minute || !strings.Contains(fmt.Sprint(first.ContextMap()), cause) {
 		t.Errorf("the first line is %v %v, %v after the outage began; want a warning with the cause soon", first.Message, first.ContextMap(), first.Time.Sub(begin))
 	}
+	return lines
+}
+
+// checkAccounts checks how many accounts a line is about.
+func checkAccounts(t testing.TB, line observer.LoggedEntry, want int64) {
+	t.Helper()
+	if got := line.ContextMap()["accounts"]; got != want {
+		t.Errorf("line %q %v: %v accounts, want %d", line.Message, line.ContextMap(), got, want)
+	}
+}
+
+// checkLines checks the lines of an outage that began then.
+func checkLines(t testing.TB, logs *observer.ObservedLogs, begin time.Time, cause, ends string) []observer.LoggedEntry {
+	t.Helper()
+	lines := fewLines(t, logs, begin, cause)
 	end := slices.IndexFunc(lines, func(l observer.LoggedEntry) bool { return l.Message == ends && l.Time.Sub(begin) >= outage })
 	if end < 0 {
 		t.Fatalf("no line %q after the outage: %v", ends, lines)
@@ -184,4 +317,5 @@ func checkLines(t *testing.T, logs *observer.ObservedLogs, begin time.Time, caus
 	if lasted, _ := last["after"].(time.Duration); n < 10 || lasted < outage-20*time.Minute || lasted > outage+20*time.Minute {
 		t.Errorf("the end is %v; want how often and for how long", last)
 	}
+	return lines
 }

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/xtwamp/xtwamp/probe/store"
 )
 
@@ -21,6 +19,10 @@ type path struct {
 	accounts     map[uint64]*account
 	sent         sent
 	via          string // the endpoint that the write in the journal last went through
+
+	// Under Sink.mu:
+	offered time.Time // by the submitter, last
+	trouble string    // why the account that it is at is not written; "": it is
 }
 
 // account is the place of a path's samples in one epoch.
@@ -33,6 +35,7 @@ type account struct {
 
 	full     bool      // the program said so
 	shut     string    // why nothing of ours will ever be in it; known for sure when the epoch is over
+	why      error     // what was last seen of what keeps it from being written
 	init     *pending  // the transaction that makes it, if it is under way
 	adopting *adoption // it is there and not ours yet
 	other    bool      // somebody else writes to it; changed with Sink.mu held
@@ -66,13 +69,14 @@ func (s *Sink) path(stored store.Path) (*path, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p := s.paths[stored.ID]; p != nil && p.Labels[LabelLink] == stored.Labels[LabelLink] && p.Labels[LabelTarget] == stored.Labels[LabelTarget] {
+		p.offered = time.Now()
 		return p, nil
 	}
 	l, err := LinkOf(stored)
 	if err != nil {
 		return nil, err
 	}
-	p := &path{Path: stored, target: l.Target, link: l.Link, interval: l.Interval, accounts: make(map[uint64]*account)}
+	p := &path{Path: stored, target: l.Target, link: l.Link, interval: l.Interval, accounts: make(map[uint64]*account), offered: time.Now()}
 	s.paths[stored.ID] = p
 	return p, nil
 }
@@ -132,18 +136,16 @@ func (s *Sink) open(ctx context.Context, p *path, a *account, now tip) (bool, er
 	if err != nil {
 		return false, err
 	}
+	a.shut = ""
 	switch {
 	case !h.exists && a.record != nil && a.record.Next > 0:
 		return false, fmt.Errorf("account %s of %s, with %d samples, is gone from the ledger", a.address, p.Name, a.record.Next)
 	case !h.exists:
+		a.adopting = nil
 		return s.initialize(ctx, p, a, now)
 	}
-	if reason := s.unusable(p, h); reason != "" {
-		if a.shut != reason {
-			a.shut = reason
-			s.logger.Error("the account cannot be written; samples are kept until its epoch is over", zap.String("path", p.Name),
-				zap.Stringer("account", a.address), zap.Uint64("epoch", a.key.Epoch), zap.String("reason", reason))
-		}
+	if reason, why := s.unusable(p, h); reason != "" {
+		a.shut, a.why = reason, why
 		return false, nil
 	}
 	switch {
@@ -156,34 +158,31 @@ func (s *Sink) open(ctx context.Context, p *path, a *account, now tip) (bool, er
 	return true, nil
 }
 
-// unusable says why an account can never be written by us, "" if it can.
-func (s *Sink) unusable(p *path, h found) string {
+// unusable says why an account can never be written by us, with what was seen of it; "" if it can.
+func (s *Sink) unusable(p *path, h found) (reason string, why error) {
 	interval := time.Duration(h.IntervalMicros) * time.Microsecond
 	switch {
 	case h.Version != 1: // or not of samples at all: a zero header
-		return "account_type"
+		return reasonAccountType, errors.New("it is none of the samples that the program writes")
 	case h.Agent != s.cfg.Keypair.Public():
-		return "other_agent"
+		return reasonOtherAgent, fmt.Errorf("it is that of agent %s", h.Agent)
 	case interval == s.cfg.SampleInterval || p.interval > 0 && interval > 0 && interval%p.interval == 0:
-		return ""
+		return "", nil
 	default:
-		return "other_interval"
+		return reasonOtherInterval, fmt.Errorf("its samples are %v apart", interval)
 	}
 }
 
 // otherWriter stops the account: its index is not where our writes have left it.
 func (s *Sink) otherWriter(p *path, a *account, h found) error {
-	s.alienate(p, a, zap.Uint32("index", h.NextIndex), zap.Uint32("expected", a.record.Next))
+	s.alienate(a, h, a.record.Next)
 	return s.forget(p, a)
 }
 
-// alienate takes note of another writer.
-func (s *Sink) alienate(p *path, a *account, seen ...zap.Field) {
-	if !a.other {
-		s.logger.Error("somebody else writes to the account; it is left alone", append([]zap.Field{zap.String("path", p.Name),
-			zap.Stringer("account", a.address), zap.Uint64("epoch", a.key.Epoch)}, seen...)...)
-	}
+// alienate takes note of another writer: the account's index is not the one expected.
+func (s *Sink) alienate(a *account, h found, expected uint32) {
 	a.adopting, a.again = nil, time.Now().Add(adoptEvery)
+	a.why = fmt.Errorf("its index is %d, expected %d", h.NextIndex, expected)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.other = true
@@ -222,19 +221,17 @@ func (s *Sink) adopt(p *path, a *account, h found, now tip) (bool, error) {
 	switch {
 	case first == nil:
 		a.adopting = &adoption{index: h.NextIndex, height: now.height, at: time.Now()}
+		if !a.other {
+			a.why = fmt.Errorf("it holds %d samples", h.NextIndex)
+		}
 		return false, nil
 	case h.NextIndex != first.index:
-		s.alienate(p, a, zap.Uint32("index", h.NextIndex), zap.Uint32("before", first.index))
+		s.alienate(a, h, first.index)
 		return false, nil
 	case now.height < first.height+adoptBlocks || time.Since(first.at) < 2*s.cfg.FlushInterval:
 		return false, nil
 	}
-	if err := s.remember(p, a, h); err != nil {
-		return false, err
-	}
-	s.logger.Info("continuing an account that was there", zap.String("path", p.Name), zap.Stringer("account", a.address),
-		zap.Uint64("epoch", a.key.Epoch), zap.Uint32("samples", h.NextIndex))
-	return true, nil
+	return true, s.remember(p, a, h)
 }
 
 // errLinkGone means that no account can be made because there is no such link any more.
@@ -315,7 +312,7 @@ func (s *Sink) made(ctx context.Context, p *path, a *account, status signatureSt
 		return false, err // the next Submit goes on here
 	}
 	a.init = nil
-	if !h.exists || h.NextIndex > 0 || s.unusable(p, h) != "" {
+	if reason, _ := s.unusable(p, h); !h.exists || h.NextIndex > 0 || reason != "" {
 		return false, nil // what it is then is found out as with an account that was there before
 	}
 	return true, s.remember(p, a, h)

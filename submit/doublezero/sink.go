@@ -79,11 +79,12 @@ type Sink struct {
 	headers *batcher[Pubkey, found]
 	sent    *batcher[Signature, signatureStatus]
 
-	mu     sync.Mutex
-	paths  map[store.PathID]*path
-	zeros  map[string]uint64 // written since New, by cause
-	clock  clock
-	wallet wallet
+	mu       sync.Mutex
+	paths    map[store.PathID]*path
+	troubles []*trouble
+	zeros    map[string]uint64 // written since New, by cause
+	clock    clock
+	wallet   wallet
 }
 
 // New returns a Sink that does nothing until it is asked to submit.
@@ -99,6 +100,7 @@ func New(cfg Config) *Sink {
 		paths:  make(map[store.PathID]*path),
 		zeros:  make(map[string]uint64),
 	}
+	s.troubles = newTroubles()
 	s.clock.holding = submit.Outage{Begins: "holding all samples back", Ends: "the clock agrees with the ledger again", Level: zap.ErrorLevel}
 	s.wallet.low = submit.Outage{Begins: "the payer's balance will soon be used up", Ends: "the payer's balance was filled up", Level: zap.ErrorLevel}
 	s.chain = newChain(s.client)
@@ -212,6 +214,7 @@ func (s *Sink) Submit(ctx context.Context, stored store.Path, samples []store.Sa
 		return submit.Result{}, err
 	}
 	ready, err := s.open(ctx, p, a, now)
+	s.report(p, a)
 	switch {
 	case errors.Is(err, errLinkGone):
 		return submit.Result{Again: true}, &submit.Refusal{Reason: "link_gone", Count: len(samples)}

@@ -425,11 +425,11 @@ func TestASecondWriterIsLeftAlone(t *testing.T) {
 	})
 }
 
-// putAccount puts an account of link 0 into the ledger, in which the last of n zeros was written an interval ago.
-func (l *lab) putAccount(n int, edit func(*ledgertest.Samples)) {
+// putAccount puts an account of a link into the ledger, in which the last of n zeros was written an interval ago.
+func (l *lab) putAccount(link, n int, edit func(*ledgertest.Samples)) {
 	s := ledgertest.Samples{
 		Epoch: l.ledger.Epoch(), Agent: ledgertest.Pubkey(l.keypair.Public()),
-		Origin: ledgertest.Pubkey(l.device), Target: ledgertest.Pubkey(l.targets[0]), Link: ledgertest.Pubkey(l.links[0]),
+		Origin: ledgertest.Pubkey(l.device), Target: ledgertest.Pubkey(l.targets[link]), Link: ledgertest.Pubkey(l.links[link]),
 		IntervalMicros: uint64(probeInterval.Microseconds()), StartMicros: uint64(time.Now().Add(time.Duration(-n) * probeInterval).UnixMicro()),
 		Values: make([]uint32, n),
 	}
@@ -442,7 +442,7 @@ func (l *lab) putAccount(n int, edit func(*ledgertest.Samples)) {
 // Case 4: what still fits is written, the rest is counted.
 func TestAnAccountThatFillsUp(t *testing.T) {
 	simulate(t, 1, ledgertest.Options{SlotIndex: 432_000 - 1500}, func(l *lab) {
-		l.putAccount(MaxSamples-30, nil)
+		l.putAccount(0, MaxSamples-30, nil)
 		l.start()
 		l.measure(120) // the epoch ends after 600 s
 		l.settled(5 * time.Minute)
@@ -589,21 +589,24 @@ func TestAnErrorOfAResendProvesNothing(t *testing.T) {
 	}
 }
 
+// unwritable puts accounts that can never be ours, by the reason.
+var unwritable = map[string]func(l *lab, link int){
+	"other_agent":    func(l *lab, link int) { l.putAccount(link, 10, func(s *ledgertest.Samples) { s.Agent[0]++ }) },
+	"other_interval": func(l *lab, link int) { l.putAccount(link, 10, func(s *ledgertest.Samples) { s.IntervalMicros = 7e6 }) },
+	"account_type": func(l *lab, link int) { // of the first layout, which the program reads no more
+		l.putAccount(link, 10, nil)
+		a := l.ledger.Account(l.address(link, 194))
+		a.Data[0] = 1
+		l.ledger.PutAccount(l.address(link, 194), a)
+	},
+}
+
 // An account that can never be ours costs its epoch and nothing else, and its samples are kept until that is over.
 func TestAccountsThatCannotBeWritten(t *testing.T) {
-	for reason, put := range map[string]func(l *lab){
-		"other_agent":    func(l *lab) { l.putAccount(10, func(s *ledgertest.Samples) { s.Agent[0]++ }) },
-		"other_interval": func(l *lab) { l.putAccount(10, func(s *ledgertest.Samples) { s.IntervalMicros = 7e6 }) },
-		"account_type": func(l *lab) { // of the first layout, which the program reads no more
-			l.putAccount(10, nil)
-			a := l.ledger.Account(l.address(0, 194))
-			a.Data[0] = 1
-			l.ledger.PutAccount(l.address(0, 194), a)
-		},
-	} {
+	for reason, put := range unwritable {
 		t.Run(reason, func(t *testing.T) {
 			simulate(t, 1, ledgertest.Options{SlotIndex: 432_000 - 1500}, func(l *lab) {
-				put(l)
+				put(l, 0)
 				before := l.ledger.Account(l.address(0, 194)).Data
 				l.start()
 				l.measure(45)
@@ -625,12 +628,31 @@ func TestAccountsThatCannotBeWritten(t *testing.T) {
 		})
 	}
 	simulate(t, 1, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
-		l.putAccount(10, func(s *ledgertest.Samples) { s.IntervalMicros = 20e6 }) // two probes an interval
+		l.putAccount(0, 10, func(s *ledgertest.Samples) { s.IntervalMicros = 20e6 }) // two probes an interval
 		l.start()
 		l.measure(60)
 		l.settled(5 * time.Minute)
 		if n := len(l.account(0, 194).Values); n < 30 || n > 36 {
 			t.Errorf("%d samples in an account of twice the interval, want about 35", n)
+		}
+	})
+}
+
+// What an account was taken for does not outlive the next look at it, also when its epoch is over.
+func TestAnAccountThatIsOursAfterAll(t *testing.T) {
+	simulate(t, 1, ledgertest.Options{SlotIndex: 432_000 - 1500}, func(l *lab) {
+		unwritable["other_agent"](l, 0)
+		l.start()
+		l.measure(54) // the epoch ends after 60
+		a := l.account(0, 194)
+		a.Agent = ledgertest.Pubkey(l.keypair.Public())
+		l.ledger.PutSamples(a)
+		l.measure(36)
+		l.settled(5 * time.Minute)
+		l.identity(store.Totals{Offered: 90, Delivered: 90})
+		l.check()
+		if l.logs.FilterMessage("no account is left that cannot be written").Len() != 1 {
+			t.Error("its end is not told")
 		}
 	})
 }

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/xtwamp/xtwamp/probe/store"
 	"github.com/xtwamp/xtwamp/submit"
 	"github.com/xtwamp/xtwamp/submit/endpoint"
@@ -88,6 +86,7 @@ func (s *Sink) follow(ctx context.Context, p *path, e entry, samples []store.Sam
 	if err != nil {
 		return submit.Result{}, err
 	}
+	defer s.report(p, a)
 	became, h, err := s.settle(ctx, p, e)
 	switch became {
 	case landed:
@@ -99,7 +98,7 @@ func (s *Sink) follow(ctx context.Context, p *path, e entry, samples []store.Sam
 		s.step("expired")
 		return submit.Result{Delete: []string{journalKey(p.Path)}, Again: true}, nil
 	case displaced:
-		s.alienate(p, a, zap.Uint32("index", h.NextIndex), zap.Uint32("before", e.Before), zap.Uint32("after", e.After))
+		s.alienate(a, h, e.After)
 		return submit.Result{Delete: []string{journalKey(p.Path), recordKey(p.Path, e.Epoch)}}, nil
 	case failed:
 		return s.dead(p, a, err)
@@ -123,7 +122,7 @@ func (s *Sink) booked(p *path, a *account, e entry, h found, samples []store.Sam
 	switch {
 	case e.Account != a.address: // the path was another link when this was sent
 	case h.NextIndex != e.After: // by its signature it landed, but not alone
-		s.alienate(p, a, zap.Uint32("index", h.NextIndex), zap.Uint32("after", e.After))
+		s.alienate(a, h, e.After)
 		r.Delete = append(r.Delete, recordKey(p.Path, e.Epoch))
 		return r, nil
 	default:
