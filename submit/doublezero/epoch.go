@@ -100,11 +100,17 @@ func (e *epochs) find(ctx context.Context, epoch uint64) (time.Time, error) {
 	}
 	t := time.Unix(unix, 0)
 	if !found {
-		if t, err = e.search(ctx, epoch); err != nil {
+		b, err := e.search(ctx, epoch)
+		if err != nil {
 			return time.Time{}, err
 		}
+		t = b.time
 		if err := e.log.Commit(Name, store.Update{Put: map[string][]byte{key: asJSON(t.Unix())}}); err != nil {
 			return time.Time{}, err
+		}
+		if b.after > 0 { // told once it is decided, and not each time that it could not be stored
+			e.logger.Warn("no node knows when the epoch began: samples close to its start may be written into the one beside it",
+				zap.Uint64("epoch", epoch), zap.Time("taken_for", t.UTC()), zap.Uint64("between_slot", b.before), zap.Uint64("and_slot", b.after))
 		}
 		e.logger.Info("an epoch begins", zap.Uint64("epoch", epoch), zap.Time("first_block", t.UTC()))
 	}
@@ -114,32 +120,39 @@ func (e *epochs) find(ctx context.Context, epoch uint64) (time.Time, error) {
 	return t, nil
 }
 
+// boundary is when an epoch began.
+type boundary struct {
+	time          time.Time
+	before, after uint64 // slots between whose blocks it was worked out; 0: it is the time of a block
+}
+
 // search asks the chain for the time of the first block of an epoch.
-func (e *epochs) search(ctx context.Context, epoch uint64) (time.Time, error) {
+func (e *epochs) search(ctx context.Context, epoch uint64) (boundary, error) {
 	first, err := e.firstSlot(ctx, epoch)
 	if err != nil {
-		return time.Time{}, err
+		return boundary{}, err
 	}
 	tip := e.chain.cached()
 	if tip.slot < first+boundaryDepth {
-		return time.Time{}, errTooEarly
+		return boundary{}, errTooEarly
 	}
 	var doubtful []uint64 // slots that a node does not have, which may be because it lags
 	for slot := first; slot < first+boundarySearch && slot <= tip.slot; slot++ {
 		t, err := e.client.getBlockTime(ctx, slot)
 		switch kind := kindOf(err); {
 		case err == nil:
-			return e.earlier(ctx, doubtful, t)
+			t, err = e.earlier(ctx, doubtful, t)
+			return boundary{time: t}, err
 		case kind == kindSkipped:
 		case kind == kindPruned:
-			return e.pruned(ctx, epoch, slot, tip)
+			return e.pruned(ctx, slot, tip)
 		case kind == kindNoBlock:
 			doubtful = append(doubtful, slot)
 		default:
-			return time.Time{}, err
+			return boundary{}, err
 		}
 	}
-	return time.Time{}, fmt.Errorf("no block in %d slots from slot %d on", boundarySearch, first)
+	return boundary{}, fmt.Errorf("no block in %d slots from slot %d on", boundarySearch, first)
 }
 
 // earlier asks a second time for slots that had no block, and returns the first block's time, or else t.
@@ -167,12 +180,12 @@ func (e *epochs) elsewhere(ctx context.Context, slot uint64) (time.Time, error) 
 
 // pruned handles a node that has deleted the blocks of an epoch's start: another one may have them, and if not, their time lies on the
 // line between two blocks whose times we know.
-func (e *epochs) pruned(ctx context.Context, epoch, slot uint64, now tip) (time.Time, error) {
+func (e *epochs) pruned(ctx context.Context, slot uint64, now tip) (boundary, error) {
 	switch t, err := e.elsewhere(ctx, slot); {
 	case err == nil:
-		return t, nil
+		return boundary{time: t}, nil
 	case kindOf(err) != kindPruned:
-		return time.Time{}, err // not now
+		return boundary{}, err // not now
 	}
 	e.mu.Lock()
 	blocks, err := e.loadBlockTimes()
@@ -181,15 +194,13 @@ func (e *epochs) pruned(ctx context.Context, epoch, slot uint64, now tip) (time.
 	}
 	e.mu.Unlock()
 	if err != nil {
-		return time.Time{}, err
+		return boundary{}, err
 	}
 	t, before, after, ok := blocks.at(slot)
 	if !ok {
-		return time.Time{}, fmt.Errorf("every node has deleted block %d, and no times of blocks around it are known", slot)
+		return boundary{}, fmt.Errorf("every node has deleted block %d, and no times of blocks around it are known", slot)
 	}
-	e.logger.Warn("no node knows when the epoch began: samples close to its start may be written into the one beside it",
-		zap.Uint64("epoch", epoch), zap.Time("taken_for", t.UTC()), zap.Uint64("between_slot", before), zap.Uint64("and_slot", after))
-	return t, nil
+	return boundary{time: t, before: before, after: after}, nil
 }
 
 // firstSlot returns the first slot of an epoch.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,6 +211,65 @@ func TestLogOfALostStore(t *testing.T) {
 			t.Errorf("log: %v", lines)
 		}
 	})
+}
+
+// faultyLog is a store that the sink cannot write to.
+type faultyLog struct {
+	log
+	fails atomic.Bool
+}
+
+func (f *faultyLog) Commit(sink string, u store.Update) error {
+	if f.fails.Load() {
+		return errors.New("cause")
+	}
+	return f.log.Commit(sink, u)
+}
+
+// Nobody may know when the epoch began, or it cannot be kept.
+func TestEpochLogOver22Hours(t *testing.T) {
+	for name, test := range map[string]struct {
+		slotIndex uint64
+		before    func(l *lab) // the outage
+		fails     func(l *lab) // beside the nodes that have deleted the start
+		cause     string
+		lines     int // about a start that was worked out
+	}{
+		"not known": {100_000, func(*lab) {}, func(*lab) {}, "every node has deleted block", 0},
+		"not kept": {432_000 - 3000, func(l *lab) {
+			l.start()
+			l.measure(30)
+			l.settled(10 * time.Minute)
+			l.stop()
+			l.measure(6 * 60) // the epoch ends after 20 minutes of this hour
+		}, func(l *lab) { l.config.Log.(*faultyLog).fails.Store(true) }, "cause", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, 3, ledgertest.Options{SlotIndex: test.slotIndex}, func(l *lab) {
+				l.config.FlushInterval = 5 * time.Minute
+				test.before(l)
+				l.config.Log = &faultyLog{log: l.store}
+				test.fails(l)
+				l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.Pruned, Slots: 2000})
+				begin := time.Now()
+				l.start()
+				for time.Since(begin) < outage {
+					l.sample()
+				}
+				l.config.Log.(*faultyLog).fails.Store(false)
+				if test.lines == 0 {
+					l.ledger.Heal()
+				}
+				for time.Since(begin) < outage+5*time.Hour {
+					l.sample()
+				}
+				checkLines(l, l.logs, begin, test.cause, "delivering again")
+				if n := l.logs.FilterMessageSnippet("no node knows").Len(); n != test.lines {
+					t.Errorf("%d lines about a start that was worked out, want %d", n, test.lines)
+				}
+			})
+		})
+	}
 }
 
 func TestDiscoveryLogOver22Hours(t *testing.T) {
