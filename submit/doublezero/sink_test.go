@@ -856,6 +856,37 @@ func TestAPathThatBecomesAnotherLink(t *testing.T) {
 	})
 }
 
+// Somebody else's write to the account of the link that the path was before is no reason to leave that of the new one alone.
+func TestAPathThatBecomesAnotherLinkAfterAnotherWriter(t *testing.T) {
+	simulate(t, 2, ledgertest.Options{SlotIndex: 100_000}, func(l *lab) {
+		l.start()
+		l.measure(12)
+		l.settled(2 * time.Minute)
+		l.ledger.Inject(ledgertest.Fault{Kind: ledgertest.NotForwarded})
+		l.measure(6)
+		l.stop()
+		for link := range l.links {
+			if err := l.ledger.Append(l.address(link, 194), 0, 1<<30); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.links[0], l.links[1] = l.links[1], l.links[0]
+		l.targets[0], l.targets[1] = l.targets[1], l.targets[0]
+		if err := l.store.Close(); err != nil {
+			t.Fatal(err)
+		}
+		l.openStore()
+		pass(10 * time.Minute) // what was sent expires
+		l.ledger.Heal()
+		l.start()
+		l.measure(60)
+		l.settled(10 * time.Minute)
+		if said := l.logs.FilterMessageSnippet("somebody else").All(); len(said) > 0 {
+			t.Errorf("an account is left alone: %v", said)
+		}
+	})
+}
+
 // An account that the program does not make now is asked for again, and nothing is lost meanwhile.
 func TestAnAccountThatIsNotMade(t *testing.T) {
 	device := func(status uint8, publisher ledgertest.Pubkey) ledgertest.Device {

@@ -98,6 +98,9 @@ func (s *Sink) follow(ctx context.Context, p *path, e entry, samples []store.Sam
 		s.step("expired")
 		return submit.Result{Delete: []string{journalKey(p.Path)}, Again: true}, nil
 	case displaced:
+		if e.Account != a.address { // the path was another link when this was sent
+			return submit.Result{Delete: []string{journalKey(p.Path)}, Again: true}, nil
+		}
 		s.alienate(a, h, e.After)
 		return submit.Result{Delete: []string{journalKey(p.Path), recordKey(p.Path, e.Epoch)}}, nil
 	case failed:
