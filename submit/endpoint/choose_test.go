@@ -547,9 +547,8 @@ func TestWorkGoesOnAtTheFirstGoodCheck(t *testing.T) {
 func TestTheClusterOfMostCandidatesCounts(t *testing.T) {
 	simulate(t, plainURL, []netip.Addr{addrA, addrB, addrC}, func(w *world) {
 		w.servers[addrA].cluster, w.servers[addrA].delay = "other", time.Millisecond // the first to answer
-		w.servers[addrC].silent = true
+		w.servers[addrC].delay = 3 * time.Second // and the last, by far
 	}, func(t *testing.T, w *world, p *Pool, _ *observer.ObservedLogs) {
-		w.set(func() { w.servers[addrC].silent = false })
 		pass(5 * time.Minute)
 		if got := inUse(p); got != addrB {
 			t.Errorf("%v in use, want %v", got, addrB)
