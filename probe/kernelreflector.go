@@ -85,20 +85,18 @@ type kernelReflector struct {
 	bound []netip.AddrPort // what the sockets are bound to
 	again chan struct{}    // has room for one: look again
 
-	mu                  sync.Mutex
-	program             *bpf.Reflector // nil before it is loaded and after close
-	closed              bool
-	peers               []netip.Addr
-	routes              map[netip.Addr]int // interface that leads there; 0: none
-	vrf                 int                // index of the one that it is for; 0: none
-	stale               bool               // routes and interfaces may have changed
-	devices             map[int]*reflectingDevice
-	refused             map[int][]Refusal // by interface index
-	names               map[int]string    // of devices and refused
-	modes               map[string]Step   // by name of interface: how it was attached last
-	counted             map[string]bpf.ReflectCounts
-	setting, refreshing trouble
-	holds               holds
+	mu      sync.Mutex
+	program *bpf.Reflector // nil before it is loaded and after close
+	closed  bool
+	peers   []netip.Addr
+	routes  map[netip.Addr]int // interface that leads there; 0: none
+	vrf     int                // index of the one that it is for; 0: none
+	stale   bool               // routes and interfaces may have changed
+	devices map[int]*reflectingDevice
+	refused map[int][]Refusal // by interface index
+	names   map[int]string    // of devices and refused
+	modes   map[string]Step   // by name of interface: how it was attached last
+	counted map[string]bpf.ReflectCounts
 }
 
 // reflectingDevice is an interface with the program attached.
@@ -108,6 +106,7 @@ type reflectingDevice struct {
 }
 
 func newKernelReflector(cfg ReflectorConfig, bound []netip.AddrPort) *kernelReflector {
+	cfg.History.refreshing.calm = minutely
 	return &kernelReflector{
 		cfg:     cfg,
 		log:     cfg.Logger,
@@ -119,8 +118,6 @@ func newKernelReflector(cfg ReflectorConfig, bound []netip.AddrPort) *kernelRefl
 		refused: make(map[int][]Refusal),
 		names:   make(map[int]string),
 		modes:   make(map[string]Step),
-
-		refreshing: trouble{calm: minutely},
 	}
 }
 
@@ -192,7 +189,7 @@ func (k *kernelReflector) load() bool {
 		Devices:   maxDevices,
 	})
 	if err != nil {
-		k.log.Warn("the kernel half of the reflector cannot be loaded; answering on the socket", zap.Error(err))
+		k.cfg.History.holds.lost(k.log, "the kernel half of the reflector cannot be loaded; answering on the socket", "", zap.Error(err))
 		return false
 	}
 	k.program = program
@@ -213,7 +210,7 @@ func (k *kernelReflector) setClockLocked() {
 	now := systemClock{}.state()
 	estimate := twamp.NewErrorEstimate(now.Synchronized, twamp.NTP, int64(now.Error))
 	err := k.program.SetClock(now.Offset, uint16(estimate), clockGood)
-	k.setting.attempt(k.log, err, "cannot set the reflector's clock", "the reflector's clock is set again")
+	k.cfg.History.setting.attempt(k.log, err, "cannot set the reflector's clock", "the reflector's clock is set again")
 }
 
 func (k *kernelReflector) setPeers(peers []netip.Addr) {
@@ -260,7 +257,7 @@ func (k *kernelReflector) refresh() {
 		k.stale = false
 	}
 	err := k.cfg.Namespace.Do(k.refreshIn)
-	k.refreshing.attempt(k.log, err, "the kernel half of the reflector is not up to date; the socket answers what it does not",
+	k.cfg.History.refreshing.attempt(k.log, err, "the kernel half of the reflector is not up to date; the socket answers what it does not",
 		"the kernel half of the reflector is up to date again")
 }
 
@@ -449,7 +446,7 @@ func (k *kernelReflector) detach(links []netns.Link, wanted, tagged map[int]bool
 		errs = append(errs, dev.attachment.Close())
 		delete(k.devices, index)
 		if names[index] != "" {
-			k.holds.lost(k.log, "the kernel half of the reflector is off an interface", k.names[index])
+			k.cfg.History.holds.lost(k.log, "the kernel half of the reflector is off an interface", k.names[index])
 		}
 	}
 	for index := range k.names {
@@ -467,7 +464,7 @@ func (k *kernelReflector) detach(links []netns.Link, wanted, tagged map[int]bool
 func (k *kernelReflector) attach(link netns.Link, tagged bool) {
 	const answers = "the kernel answers on interface"
 	if k.devices[link.Index] != nil {
-		k.holds.lasts(k.log, answers, link.Name)
+		k.cfg.History.holds.lasts(k.log, answers, link.Name)
 		return
 	}
 	k.names[link.Index] = link.Name
@@ -479,7 +476,7 @@ func (k *kernelReflector) attach(link netns.Link, tagged bool) {
 			k.devices[link.Index] = &reflectingDevice{step: step, attachment: a}
 			k.refused[link.Index] = refused
 			k.modes[link.Name] = step
-			k.holds.attached(k.log, answers, link.Name, step, refused)
+			k.cfg.History.holds.attached(k.log, answers, link.Name, step, refused)
 			return
 		}
 		refused = append(refused, Refusal{step, err})
@@ -487,7 +484,7 @@ func (k *kernelReflector) attach(link netns.Link, tagged bool) {
 			break
 		}
 	}
-	k.holds.lost(k.log, "the kernel does not answer on interface; the socket does", link.Name,
+	k.cfg.History.holds.lost(k.log, "the kernel does not answer on interface; the socket does", link.Name,
 		zap.String("refused", refusals(refused)), zap.NamedError("last", refused[len(refused)-1].Err))
 	k.refused[link.Index] = refused
 }

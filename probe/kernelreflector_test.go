@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -494,6 +496,21 @@ func TestKernelReflectorLeavesNothing(t *testing.T) {
 		if out := far.Exec(t, "ip", "link", "show", "dev", "eth1"); strings.Contains(out, "xdp") {
 			t.Errorf("%v: left %s", mode, out)
 		}
+	}
+}
+
+// A reflector that is made anew, say since its namespace came back, has no lines about what is as it was.
+func TestAReflectorMadeAnewRepeatsNothing(t *testing.T) {
+	_, far := link(t)
+	core, logs := observer.New(zap.InfoLevel)
+	history := new(ReflectorHistory)
+	for range 3 {
+		kernelReflectIn(t, far, func(c *ReflectorConfig) {
+			c.Mode, c.Interfaces, c.Logger, c.History = ReflectClsact, []string{"eth1"}, zap.New(core), history
+		}, "eth1 clsact").close()
+	}
+	if n := logs.FilterMessage("the kernel answers on interface").Len(); n != 1 || logs.Len() != 1 {
+		t.Errorf("%d lines, want one: %v", logs.Len(), logs.All())
 	}
 }
 

@@ -52,6 +52,17 @@ type ReflectorConfig struct {
 	VRF       string
 	Namespace *netns.Namespace
 	Logger    *zap.Logger
+	// History is of this reflector in this process, for who makes it anew
+	// again and again; nil: there is none.
+	History *ReflectorHistory
+}
+
+// ReflectorHistory is what one Reflector leaves to the next: without it each
+// would have all lines about the kernel half that the one before has had.
+// Only one Reflector at a time may have it.
+type ReflectorHistory struct {
+	holds               holds
+	setting, refreshing trouble
 }
 
 // Result is what became of a packet that reached the reflector.
@@ -204,6 +215,9 @@ func (e *PortTakenError) Unwrap() error { return e.Err }
 func NewReflector(cfg ReflectorConfig) (*Reflector, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = zap.NewNop()
+	}
+	if cfg.History == nil {
+		cfg.History = new(ReflectorHistory)
 	}
 	r := &Reflector{
 		cfg:      cfg,

@@ -124,6 +124,7 @@ type daemon struct {
 	reflected  *milestone            // the reflector has tried to have its port
 	reflecting *upkeep
 	reflectsAt string // as the log has told it
+	reflectors probe.ReflectorHistory
 
 	mu         sync.Mutex
 	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
@@ -583,7 +584,7 @@ func (d *daemon) reflect(ctx context.Context, ns *netns.Namespace) error {
 	}
 	rc := probe.ReflectorConfig{
 		Mode: mode, Allow: allow, AllowAny: everybody, Stateful: c.Stateful, RateLimit: c.RateLimit, ExtendShort: c.ExtendShort,
-		VRF: d.interfaces.Device(), Namespace: ns, Logger: d.log.Named("reflector"),
+		VRF: d.interfaces.Device(), Namespace: ns, Logger: d.log.Named("reflector"), History: &d.reflectors,
 	}
 	for _, l := range c.Listen {
 		address, err := parseListen(l)

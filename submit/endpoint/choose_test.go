@@ -547,7 +547,7 @@ func TestWorkGoesOnAtTheFirstGoodCheck(t *testing.T) {
 func TestTheClusterOfMostCandidatesCounts(t *testing.T) {
 	simulate(t, plainURL, []netip.Addr{addrA, addrB, addrC}, func(w *world) {
 		w.servers[addrA].cluster, w.servers[addrA].delay = "other", time.Millisecond // the first to answer
-		w.servers[addrC].delay = 3 * time.Second // and the last, by far
+		w.servers[addrC].delay = 3 * time.Second                                     // and the last, by far
 	}, func(t *testing.T, w *world, p *Pool, _ *observer.ObservedLogs) {
 		pass(5 * time.Minute)
 		if got := inUse(p); got != addrB {
