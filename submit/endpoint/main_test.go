@@ -411,7 +411,7 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	if now.silent {
 		<-r.Context().Done()
-		return
+		panic(http.ErrAbortHandler) // returning is an answer, which a client that is just giving up may still get
 	}
 	if now.garbage != "" {
 		if conn, _, err := rw.(http.Hijacker).Hijack(); err == nil {
