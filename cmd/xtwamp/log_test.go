@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/xtwamp/xtwamp/submit"
 	"github.com/xtwamp/xtwamp/submit/doublezero/ledgertest"
 )
 
@@ -72,6 +73,17 @@ func TestLogOver22Hours(t *testing.T) {
 				stop()
 			}
 		}, "the namespace is there again"},
+		{"open files", func(ctx context.Context, log *zap.Logger, fails func() bool) {
+			s := sources{sockets: submit.Outage{Begins: "some paths may not get a socket", Ends: "all paths may have a socket"}}
+			look := s.reported(log, func(time.Duration) {})
+			for ctx.Err() == nil {
+				if s.short = nil; fails() {
+					s.short = errors.New("cause")
+				}
+				look(2 * time.Second)
+				wait(2 * time.Second)
+			}
+		}, "all paths may have a socket"},
 		{"stuck loop", func(ctx context.Context, log *zap.Logger, fails func() bool) {
 			l := newLoops()
 			beat := l.beat("cause")
