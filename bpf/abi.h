@@ -191,6 +191,7 @@ enum reflect_verdict {
 	REFLECT_NOT_ALLOWED,
 	REFLECT_TOO_SHORT,
 	REFLECT_RATE_LIMITED,
+	REFLECT_IS_REPLY,    /* of a reflector on another port: as OWN_PORT */
 	REFLECT_SEND_FAILED, /* half changed */
 
 	REFLECT__MAX

@@ -40,6 +40,19 @@ static __always_inline bool is_echo(const struct datagram *d)
 	return !any;
 }
 
+/*
+ * Whether it is the reply of another reflector, as twamp.Classify tells it: T2 is
+ * there, and T3 not long after it.
+ */
+static __always_inline bool is_reply(const struct datagram *d)
+{
+	const __u32 *words = d->base.words;
+	__u64 sent = bpf_be64_to_cpu((__u64)words[2] << 32 | words[1]);
+	__u64 received = bpf_be64_to_cpu((__u64)words[5] << 32 | words[4]);
+
+	return received && sent - received < LONGEST_DWELL;
+}
+
 /* Each turns a header round for the answer. */
 
 static __always_inline void turn_link(struct ethhdr *eth)
@@ -227,6 +240,8 @@ static __always_inline enum reflect_verdict answer(const struct packet *p, struc
 	words = d.base.words;
 	if (length == ECHO_SIZE && is_echo(&d))
 		return send_back(p, r, &d, 0);
+	if (is_reply(&d))
+		return REFLECT_IS_REPLY;
 	if (d.tail) {
 		__be32 flags = d.tail & TLV_FLAGS;
 		__be32 cleared = d.tail & ~TLV_FLAGS;

@@ -10,6 +10,8 @@
 #define BASE_SIZE 44	    /* RFC 8762 without TLVs */
 #define ECHO_SIZE 48	    /* DoubleZero; also with the header of a first TLV */
 
+#define LONGEST_DWELL (1 << 28) /* of another reflector's reply, in 2^-32 s */
+
 #define TTL_MAX 255
 #define DSCP_BITS 0xfc
 #define IP6_ECN_BITS 0x00300000 /* of the first word */

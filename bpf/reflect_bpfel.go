@@ -79,8 +79,9 @@ const (
 	reflectReflectVerdictREFLECT_NOT_ALLOWED      reflectReflectVerdict = 21
 	reflectReflectVerdictREFLECT_TOO_SHORT        reflectReflectVerdict = 22
 	reflectReflectVerdictREFLECT_RATE_LIMITED     reflectReflectVerdict = 23
-	reflectReflectVerdictREFLECT_SEND_FAILED      reflectReflectVerdict = 24
-	reflectReflectVerdictREFLECT__MAX             reflectReflectVerdict = 25
+	reflectReflectVerdictREFLECT_IS_REPLY         reflectReflectVerdict = 24
+	reflectReflectVerdictREFLECT_SEND_FAILED      reflectReflectVerdict = 25
+	reflectReflectVerdictREFLECT__MAX             reflectReflectVerdict = 26
 )
 
 // Names of all BPF objects in the ELF.

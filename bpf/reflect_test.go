@@ -74,6 +74,10 @@ func answerTo(req []byte, ttl uint8) ([]byte, ReflectVerdict) {
 	if len(req) == 48 && bytes.Equal(req[12:], make([]byte, 36)) {
 		return slices.Clone(req), ReflectAnswered
 	}
+	received, sent := binary.BigEndian.Uint64(req[16:]), binary.BigEndian.Uint64(req[4:])
+	if received > 0 && received <= sent && sent-received < 1<<28 {
+		return nil, ReflectIsReply
+	}
 	b := slices.Clone(req)
 	clear(b[4:44])
 	binary.BigEndian.PutUint16(b[12:], testEstimate)
@@ -431,6 +435,12 @@ func (q *question) tail(b ...byte) {
 	q.packet.payload = append(slices.Clone(q.packet.payload[:44]), b...)
 }
 
+// reply makes it what a reflector sends that took dwell for it, in 2^-32 s.
+func (q *question) reply(dwell uint64) {
+	b := q.packet.payload
+	binary.BigEndian.PutUint64(b[16:], binary.BigEndian.Uint64(b[4:])-dwell)
+}
+
 func (q *question) allowAll() {
 	q.prefixes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 }
@@ -471,6 +481,12 @@ var reflectCases = []struct {
 		for i := range q.packet.payload {
 			q.packet.payload[i] = 0xff
 		}
+	}, want: ReflectIsReply},
+	{name: "all ones but for a T2 long ago", change: func(q *question) {
+		for i := range q.packet.payload {
+			q.packet.payload[i] = 0xff
+		}
+		q.packet.payload[16] = 0
 	}, want: ReflectAnswered},
 	{name: "all zeros", change: func(q *question) { clear(q.packet.payload) }, want: ReflectAnswered},
 	{name: "tail of 1", change: func(q *question) { q.tail(0xff) }, want: ReflectAnswered},
@@ -498,6 +514,7 @@ var reflectCases = []struct {
 	{name: "no payload", only: ethernetOnly, change: func(q *question) { q.size(0) }, want: ReflectTooShort},
 	{name: "authenticated", change: func(q *question) {
 		q.packet.payload = bytes.Repeat([]byte{0xa5}, 112)
+		clear(q.packet.payload[4:16]) // RFC 8762 section 4.2.2
 	}, want: ReflectTLVs},
 
 	{name: "ttl 1", change: func(q *question) { q.packet.ttl = 1 }, want: ReflectAnswered},
@@ -619,6 +636,14 @@ var reflectCases = []struct {
 		}
 	}, want: ReflectNotAllowed},
 	{name: "everybody allowed", change: func(q *question) { q.peers = nil; q.allowAll() }, want: ReflectAnswered},
+	{name: "a reply", change: func(q *question) { q.reply(1) }, want: ReflectIsReply},
+	{name: "a reply at once", change: func(q *question) { q.reply(0) }, want: ReflectIsReply},
+	{name: "a slow reply", change: func(q *question) { q.reply(1<<28 - 1) }, want: ReflectIsReply},
+	{name: "no reply is as slow", change: func(q *question) { q.reply(1 << 28) }, want: ReflectAnswered},
+	{name: "sent before it came", change: func(q *question) { q.reply(^uint64(0)) }, want: ReflectAnswered},
+	{name: "a reply with padding", change: func(q *question) { q.size(1000); q.reply(1) }, want: ReflectIsReply},
+	{name: "a reply with TLVs", change: func(q *question) { q.size(60); q.packet.payload[45] = 4; q.reply(1) }, want: ReflectIsReply},
+	{name: "no times at all", change: func(q *question) { clear(q.packet.payload) }, want: ReflectAnswered},
 	{name: "too short, a stranger", change: func(q *question) { q.size(13); q.peers = nil }, want: ReflectNotAllowed},
 }
 
@@ -686,7 +711,7 @@ func TestReflectDecidesAsItsModel(t *testing.T) {
 		seen[want]++
 	}
 	missing := []ReflectVerdict{ReflectOtherPort, ReflectOtherAddress, ReflectOwnPort, ReflectBadAddress,
-		ReflectNotAllowed, ReflectTooShort, ReflectShort, ReflectTLVs, ReflectAnswered}
+		ReflectNotAllowed, ReflectTooShort, ReflectShort, ReflectTLVs, ReflectIsReply, ReflectAnswered}
 	const rounds = 20 // some verdicts are seldom drawn
 	for range rounds {
 		rapid.Check(t, compare)
@@ -717,6 +742,10 @@ func requestPayload(rt *rapid.T) []byte {
 			b[45] = 1
 			binary.BigEndian.PutUint16(b[46:], uint16(size-48+rapid.SampledFrom([]int{0, 0, 0, 1, -1}).Draw(rt, "off by")))
 		}
+	}
+	if size >= 24 && rapid.IntRange(0, 3).Draw(rt, "times") == 0 {
+		dwell := rapid.SampledFrom([]uint64{0, 1, 1<<28 - 1, 1 << 28, 1 << 32, ^uint64(0)}).Draw(rt, "dwell")
+		binary.BigEndian.PutUint64(b[16:], binary.BigEndian.Uint64(b[4:])-dwell)
 	}
 	return b
 }

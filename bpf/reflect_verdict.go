@@ -36,6 +36,7 @@ const (
 	ReflectNotAllowed      = reflectReflectVerdictREFLECT_NOT_ALLOWED
 	ReflectTooShort        = reflectReflectVerdictREFLECT_TOO_SHORT
 	ReflectRateLimited     = reflectReflectVerdictREFLECT_RATE_LIMITED
+	ReflectIsReply         = reflectReflectVerdictREFLECT_IS_REPLY
 	ReflectSendFailed      = reflectReflectVerdictREFLECT_SEND_FAILED
 	ReflectVerdictMax      = reflectReflectVerdictREFLECT__MAX // how many there are
 )
@@ -65,6 +66,7 @@ var reflectVerdictNames = [ReflectVerdictMax]string{
 	ReflectNotAllowed:      "not_allowed",
 	ReflectTooShort:        "too_short",
 	ReflectRateLimited:     "rate_limited",
+	ReflectIsReply:         "is_reply",
 	ReflectSendFailed:      "send_failed",
 }
 

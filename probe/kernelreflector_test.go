@@ -38,6 +38,22 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// allResults are those of the kernel and of the sockets.
+func allResults(t *testing.T, r *Reflector) map[string]uint64 {
+	t.Helper()
+	all, err := r.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string]uint64)
+	for _, c := range all {
+		if c.Count > 0 {
+			out[c.Result] += c.Count
+		}
+	}
+	return out
+}
+
 // kernelResults is what the kernel half counted: "eth1 answered".
 func kernelResults(t *testing.T, r *Reflector) map[string]uint64 {
 	t.Helper()
@@ -170,7 +186,7 @@ func TestKernelAnswersAsTheSocketDoes(t *testing.T) {
 					kernel.send(req)
 					socket.send(req)
 					kind := twamp.Classify(req, true)
-					if kind == twamp.Short { // neither answers
+					if kind == twamp.Short || kind == twamp.Reflected { // neither answers
 						last := viaSocket(0xdecade)
 						kernel.send(last)
 						socket.send(last)
@@ -181,7 +197,7 @@ func TestKernelAnswersAsTheSocketDoes(t *testing.T) {
 							mode, v6, offload, len(req), kind, diff)
 					}
 					byKernel := kernelResults(t, r)["eth1 answered"] - before
-					if want := uint64(1); (len(req) >= 44 && kind != twamp.TLVs) != (byKernel == want) {
+					if want := uint64(1); (len(req) >= 44 && kind != twamp.TLVs && kind != twamp.Reflected) != (byKernel == want) {
 						rt.Fatalf("%d bytes, %v: the kernel answered %d", len(req), kind, byKernel)
 					}
 				}
@@ -245,6 +261,10 @@ func drawRequest(rt *rapid.T, largest int) []byte {
 			b[45] = 1
 			binary.BigEndian.PutUint16(b[46:], uint16(size-48))
 		}
+	}
+	if size >= 24 && rapid.IntRange(0, 5).Draw(rt, "times") == 0 { // as in a reply, all but
+		dwell := rapid.SampledFrom([]uint64{0, 1, 1<<28 - 1, 1 << 28, ^uint64(0)}).Draw(rt, "dwell")
+		binary.BigEndian.PutUint64(b[16:], binary.BigEndian.Uint64(b[4:])-dwell)
 	}
 	return b
 }
@@ -357,6 +377,50 @@ func TestTwoKernelReflectorsDoNotLoop(t *testing.T) {
 		one["eth1 own_port"] = 10
 		if diff := cmp.Diff(one, kernelResults(t, b)); diff != "" {
 			t.Errorf("%v: the second (-want +got):\n%s", mode, diff)
+		}
+	}
+}
+
+// The same on two ports: there the second knows an answer by its times.
+func TestReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
+	tlv := append(stampRequest(1, 44), 0x80, 251, 0, 1, 7)
+	for _, tt := range []struct {
+		name    string
+		request []byte
+	}{
+		{"too short for the kernel", stampRequest(1, 44)[:14]},
+		{"smallest", stampRequest(1, 44)},
+		{"with zeros", append(stampRequest(1, 44), make([]byte, 56)...)},
+		{"with Extra Padding", stampRequest(1, 100)},
+		{"with a TLV for the socket", tlv},
+	} {
+		for _, mode := range []ReflectorMode{ReflectSocket, ReflectTCX, ReflectXDP} {
+			t.Run(fmt.Sprintf("%s, %v", tt.name, mode), func(t *testing.T) {
+				near, far := link(t)
+				start := func(ns *netnstest.NS, port uint16) *Reflector {
+					edit := func(c *ReflectorConfig) {
+						c.Mode, c.Interfaces = mode, []string{"eth1"}
+						c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, port)}
+					}
+					if mode == ReflectSocket {
+						return reflectIn(t, ns, edit)
+					}
+					return kernelReflectIn(t, ns, edit, "eth1 "+mode.String())
+				}
+				a, b := start(near, 862), start(far, 863)
+				rawUDP(t, near, netip.MustParseAddrPort(nearAddr+":862"), netip.MustParseAddrPort(farAddr+":863"), 0, tt.request)
+				until(t, "the answer is known for one", func() bool { return allResults(t, a)["is_reply"] == 1 })
+				until(t, "the answer is counted", func() bool { return allResults(t, b)["answered"] > 0 })
+				if diff := cmp.Diff(map[string]uint64{"is_reply": 1}, allResults(t, a)); diff != "" {
+					t.Errorf("who seems to have asked (-want +got):\n%s", diff)
+				}
+				got := allResults(t, b)
+				delete(got, "short") // passed on by the kernel
+				delete(got, "tlvs")
+				if diff := cmp.Diff(map[string]uint64{"answered": 1}, got); diff != "" {
+					t.Errorf("who was asked (-want +got):\n%s", diff)
+				}
+			})
 		}
 	}
 }

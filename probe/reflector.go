@@ -76,12 +76,13 @@ const (
 	ResultRateLimited
 	ResultOwnPort    // from a port of the reflector's own: two of them could go on for ever
 	ResultBadAddress // from or to an address that has no business here
+	ResultIsReply    // of a reflector on another port: the same
 	ResultSendFailed
 	resultMax
 )
 
 func (r Result) String() string {
-	return [...]string{"answered", "too_short", "not_allowed", "rate_limited", "own_port", "bad_address", "send_failed"}[r]
+	return [...]string{"answered", "too_short", "not_allowed", "rate_limited", "own_port", "bad_address", "is_reply", "send_failed"}[r]
 }
 
 // Bounds on what strangers can make the reflector remember.
@@ -402,6 +403,8 @@ func (s *reflecting) handle(q request) Result {
 		return ResultTooShort
 	case !s.withinRate(source):
 		return ResultRateLimited
+	case kind == twamp.Reflected:
+		return ResultIsReply
 	}
 	st := twamp.Stamp{TTL: q.ttl}
 	if request, err := twamp.ParseRequest(q.payload, twamp.TWAMPLight); err == nil {

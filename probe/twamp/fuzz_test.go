@@ -91,6 +91,11 @@ func FuzzAnswer(f *testing.F) {
 				t.Fatalf("short: %d bytes, answer %x", len(req), got)
 			}
 			return
+		case kind == Reflected:
+			if len(got) != 0 || len(req) < 44 || bytes.Equal(req[16:24], make([]byte, 8)) {
+				t.Fatalf("reflected: request %x, answer %x", req, got)
+			}
+			return
 		case kind == Echo:
 			if !bytes.Equal(got, req) {
 				t.Fatalf("echo of %x: got %x", req, got)

@@ -22,9 +22,14 @@ const (
 	Padding
 	// TLVs has any other tail. It is answered with flags as RFC 8972 section 4 wants them.
 	TLVs
+	// Reflected is no request but the reply of another reflector. That would take an answer for a request, and so on for
+	// ever, so there is none.
+	Reflected
 )
 
-var kindNames = [...]string{Short: "short", Echo: "echo", Answer: "answer", Padding: "padding", TLVs: "tlvs"}
+var kindNames = [...]string{
+	Short: "short", Echo: "echo", Answer: "answer", Padding: "padding", TLVs: "tlvs", Reflected: "reflected",
+}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
@@ -41,6 +46,8 @@ func Classify(req []byte, extendShort bool) Kind {
 		return Short
 	case isDoubleZero(req):
 		return Echo
+	case isReply(req):
+		return Reflected
 	case len(req) < baseSize, isPadding(req[baseSize:]):
 		return Answer
 	case isExtraPadding(req[baseSize:]):
@@ -58,12 +65,12 @@ type Stamp struct {
 	TTL            uint8         // TTL or hop limit of the request as it arrived; 0 = not known
 }
 
-// AppendReply appends the answer to req to dst and returns it; to a [Short] request it appends nothing. k must be what
-// [Classify] said about req. dst's free space must not overlap req; if it is as long as req and 44 bytes at least, nothing
-// is allocated.
+// AppendReply appends the answer to req to dst and returns it; to a [Short] request or a [Reflected] one it appends nothing. k must
+// be what [Classify] said about req. dst's free space must not overlap req; if it is as long as req and 44 bytes at least,
+// nothing is allocated.
 func AppendReply(dst, req []byte, k Kind, s Stamp) []byte {
 	switch k {
-	case Short:
+	case Short, Reflected:
 		return dst
 	case Echo:
 		return append(dst, req...)
@@ -82,4 +89,19 @@ func AppendReply(dst, req []byte, k Kind, s Stamp) []byte {
 		reflectTLVs(dst[len(dst)-len(req)+baseSize:])
 	}
 	return dst
+}
+
+// longestDwell is the longest T3 - T2, in NTP's fractions of a second, by which a reply is told: 62.5 ms. In PTP's
+// nanoseconds it is 268 ms.
+const longestDwell = 1 << 28
+
+// isReply reports whether a packet, by all appearance, is what a reflector sent: T2 is there, and T3 not long after it. In a
+// request these bytes are zero (RFC 8762 section 4.2.1) or padding, which is zero or random (RFC 4656 section 4.1.2). The
+// reply to a DoubleZero probe cannot be told from the probe.
+func isReply(b []byte) bool {
+	if len(b) < baseSize {
+		return false
+	}
+	received, sent := binary.BigEndian.Uint64(b[offReceived:]), binary.BigEndian.Uint64(b[offTime:])
+	return received != 0 && sent-received < longestDwell // as unsigned numbers: not before it either
 }

@@ -80,6 +80,17 @@ func TestReflectorTable(t *testing.T) {
 		{"unknown, then padding", request44 + "00fb0001 77 00000000 00fb0000", TLVs,
 			answer44 + "80fb0001 77 00000000 00fb0000"},
 
+		{"reply", answer44, Reflected, ""},
+		{"reply at once", "00000007 ed135540 1f9add38 88a8 beef ed135540 1f9add38" + zeros(20), Reflected, ""},
+		{"reply, as late as one is told", "00000007 ed135540 1f9add38 88a8 beef ed135540 0f9add39" + zeros(20), Reflected, ""},
+		{"reply, later", "00000007 ed135540 1f9add38 88a8 beef ed135540 0f9add38" + zeros(20), Answer,
+			"0a0b0c0d ed135540 1fab9368 8587 beef ed135540 1fab3f86 00000007 ed135540 1f9add38 88a8 0000 fd 000000"},
+		{"reply before it was asked", "00000007 ed135540 1f9add38 88a8 beef ed135540 1f9add39" + zeros(20), Answer,
+			"0a0b0c0d ed135540 1fab9368 8587 beef ed135540 1fab3f86 00000007 ed135540 1f9add38 88a8 0000 fd 000000"},
+		{"reply with padding", answer44 + zeros(56), Reflected, ""},
+		{"reply with extra padding", answer44 + "00010004" + zeros(4), Reflected, ""},
+		{"reply with an unknown TLV", answer44 + "80fb0001 77", Reflected, ""},
+
 		{"malformed", request44 + "8004ffff b8000000", TLVs, answer44 + "c004ffff b8000000"},
 		{"malformed, one byte too long", request44 + "80040005 b8000000", TLVs, answer44 + "c0040005 b8000000"},
 		{"malformed, the next is not looked at", request44 + "8004ffff 00fb0000", TLVs, answer44 + "c004ffff 00fb0000"},

@@ -52,10 +52,10 @@ func TestUnknownProfileText(t *testing.T) {
 
 func TestKindText(t *testing.T) {
 	var got []string
-	for k := Short; k <= TLVs+1; k++ {
+	for k := Short; k <= Reflected+1; k++ {
 		got = append(got, k.String())
 	}
-	want := []string{"short", "echo", "answer", "padding", "tlvs", "Kind(5)"}
+	want := []string{"short", "echo", "answer", "padding", "tlvs", "reflected", "Kind(6)"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("kinds (-want +got):\n%s", diff)
 	}
