@@ -8,14 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
 	"text/tabwriter"
-	"time"
 )
 
 const (
@@ -35,6 +34,7 @@ type method struct {
 	tx, rx  string   // what xtwamp has to call its time stamps
 	missing string   // why it is not available, found out while measuring
 	rounds  []trips
+	caches  seen // by the busy processes, in all rounds
 }
 
 // trips is what one method measured in one round, in microseconds.
@@ -49,9 +49,13 @@ var errNotAvailable = errors.New("not available")
 // latency measures round-trip times over veth while other processes want all CPUs. These run in the session and control
 // group of the measuring processes and with the same priority, so that the scheduler gives everybody the same share and
 // neither sched_autogroup nor a cgroup sets one side apart: what waits behind a reflector in user space depends on that by
-// a factor of 25, and changes from round to round by as much. The busy processes compute and use no memory to speak of;
-// where others empty the caches between two probes, the kernel's way through its own code takes ten times as long. The
-// methods take turns within a round, in an order drawn by lot.
+// a factor of 25, and changes from round to round by as much. The busy processes compute and use no memory to speak of.
+//
+// Whoever sends waits some 10 ms for a CPU and then makes up for it, so that one probe in ten is the first after a pause:
+// p99 is one of these, and how long they take is a matter of what has become of the kernel's code and data in the caches
+// meanwhile. Guests of one host share caches. So the busy processes count how often they find their own emptied, and the
+// table has that beside the times: to compare where it is alike. The methods take turns within a round, in an order drawn
+// by lot.
 func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 	l, err := newLab(ctx)
 	if err != nil {
@@ -77,13 +81,18 @@ func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 	if err != nil {
 		return nil, err
 	}
+	shared := filepath.Join(l.dir, "looks")
+	caches, err := openLooks(shared)
+	if err != nil {
+		return nil, err
+	}
 	left := patience
 	if _, err := quietly(ctx, &left); err != nil {
 		return nil, err
 	}
 	var load []int
 	for range busyPerCPU * runtime.NumCPU() {
-		p, err := l.start(ctx, "", l.self, "as-busy")
+		p, err := l.start(ctx, "", l.self, "as-busy", shared)
 		if err != nil {
 			return nil, err
 		}
@@ -103,6 +112,7 @@ func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 			if m.missing != "" {
 				continue
 			}
+			before := caches.load()
 			t, err := l.measure(ctx, m, links[m.mode])
 			switch {
 			case errors.Is(err, errNotAvailable) && m.mode == "xdp":
@@ -111,6 +121,7 @@ func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 				return nil, err
 			}
 			m.rounds = append(m.rounds, t)
+			m.caches = m.caches.plus(caches.load().since(before))
 		}
 	}
 	after, err := readCPU()
@@ -122,7 +133,6 @@ func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 		return nil, err
 	}
 	table(w, methods)
-	// What others do beside makes the tails longer, also those of ping: mostly by what they leave in the caches.
 	fmt.Fprintf(w, "CPUs busy in the rounds: %.1f %%; with the busy processes: %.1f %%\n", 100*after.busyShare(before),
 		100*float64(loadAfter-loadBefore)/float64(after.available(before)))
 	return limits(methods), nil
@@ -229,7 +239,7 @@ func (m *method) p99s() (all []float64) {
 func table(w io.Writer, methods []*method) {
 	tcx := methods[0]
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "time stamps\treflector\tp50\tp99\tp99 of the rounds\tp99 / tcx\tanswered")
+	fmt.Fprintln(t, "time stamps\treflector\tp50\tp99\tp99 of the rounds\tp99 / tcx\tanswered\tcaches emptied")
 	for _, m := range methods {
 		if m.missing != "" {
 			fmt.Fprintf(t, "%s\t%s\tnot available: %s\n", m.stamps, m.mode, m.missing)
@@ -239,8 +249,9 @@ func table(w io.Writer, methods []*method) {
 		for _, r := range m.rounds {
 			answered += r.answered
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%.1f %%\n", m.stamps, m.mode, figure(median(m.p50s())), figure(median(m.p99s())),
-			spread(m.p99s()), figure(median(m.p99s())/median(tcx.p99s())), 100*float64(answered)/float64(latencyProbes*len(m.rounds)))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%.1f %%\t%.0f %%\n", m.stamps, m.mode, figure(median(m.p50s())), figure(median(m.p99s())),
+			spread(m.p99s()), figure(median(m.p99s())/median(tcx.p99s())), 100*float64(answered)/float64(latencyProbes*len(m.rounds)),
+			100*m.caches.emptiedShare())
 	}
 	t.Flush()
 }
@@ -269,15 +280,4 @@ func limits(methods []*method) (all []check) {
 	}
 	xdp := find("xdp", "xdp")
 	return append(all, check{what: "xdp p99", got: median(xdp.p99s()), limit: 60, unit: " us", missing: xdp.missing})
-}
-
-// busy is a process that computes without end.
-func busy([]string) error {
-	x := 0.5
-	for until := time.Now().Add(time.Hour); time.Now().Before(until); {
-		for range 1_000_000 {
-			x = math.Mod(x*3.7*(1-x), 1)
-		}
-	}
-	return fmt.Errorf("nobody stopped it, at %v", x)
 }
