@@ -82,7 +82,9 @@ const (
 )
 
 func (r Result) String() string {
-	return [...]string{"answered", "too_short", "not_allowed", "rate_limited", "own_port", "bad_address", "is_reply", "send_failed"}[r]
+	return [...]string{
+		"answered", "too_short", "not_allowed", "rate_limited", "own_port", "bad_address", "is_reply", "send_failed",
+	}[r]
 }
 
 // Bounds on what strangers can make the reflector remember.

@@ -65,9 +65,9 @@ type Stamp struct {
 	TTL            uint8         // TTL or hop limit of the request as it arrived; 0 = not known
 }
 
-// AppendReply appends the answer to req to dst and returns it; to a [Short] request or a [Reflected] one it appends nothing. k must
-// be what [Classify] said about req. dst's free space must not overlap req; if it is as long as req and 44 bytes at least,
-// nothing is allocated.
+// AppendReply appends the answer to req to dst and returns it; to a [Short] request or a [Reflected] one it appends nothing.
+// k must be what [Classify] said about req. dst's free space must not overlap req; if it is as long as req and 44 bytes at
+// least, nothing is allocated.
 func AppendReply(dst, req []byte, k Kind, s Stamp) []byte {
 	switch k {
 	case Short, Reflected:
