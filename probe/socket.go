@@ -373,7 +373,8 @@ func (f *hostFlow) refusal(err error) *downError {
 		reason = store.NoCarrier
 	}
 	d := down(reason, "send to %s: %w", f.info.Remote, err)
-	if reason == store.NoCarrier || !f.alive() {
+	// Routes go before their interface does, and when it is taken down.
+	if flags, known := f.flags(); reason == store.NoCarrier || !known || flags&unix.IFF_UP == 0 {
 		d.cause = &f.info.Interface
 	}
 	return d
@@ -408,16 +409,22 @@ func (f *hostFlow) carrier() bool {
 		return true
 	}
 	f.link.lookedAt = now
-	ifr, err := unix.NewIfreq(f.info.Interface)
-	if err != nil || !f.alive() || unix.IoctlIfreq(f.fd, unix.SIOCGIFFLAGS, ifr) != nil {
-		return true // gone altogether: sending will say so
-	}
+	flags, known := f.flags()
 	const running = unix.IFF_UP | unix.IFF_RUNNING
-	if ifr.Uint16()&running == running {
+	if !known || flags&running == running { // not known: gone altogether, and sending will say so
 		return true
 	}
 	f.link.withoutAt = now
 	return false
+}
+
+// flags asks for the interface's flags (netdevice(7)), unless it is gone.
+func (f *hostFlow) flags() (flags uint16, known bool) {
+	ifr, err := unix.NewIfreq(f.info.Interface)
+	if err != nil || !f.alive() || unix.IoctlIfreq(f.fd, unix.SIOCGIFFLAGS, ifr) != nil {
+		return 0, false
+	}
+	return ifr.Uint16(), true
 }
 
 // changingCarrier reports whether a refusal for want of buffers comes from the

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"github.com/xtwamp/xtwamp/bpf"
 	"github.com/xtwamp/xtwamp/netns"
@@ -478,6 +479,31 @@ func TestThousandsOfPathsFollowTheirInterface(t *testing.T) {
 	if lines := logged.All(); len(lines) != 1 || lines[0].ContextMap()["paths"] != int64(paths) || lines[0].ContextMap()["interface"] != "eth1" {
 		t.Errorf("%d lines: %v; want one, of eth1 and %d paths", len(lines), lines[:min(len(lines), 3)], paths)
 	}
+}
+
+// A probe may find the routes of an interface gone before anything has told of
+// the interface: that is its trouble too, not the path's alone.
+func TestRoutesThatGoBeforeTheirInterface(t *testing.T) {
+	near, far := link(t)
+	reflectIn(t, far, nil)
+	r := begin(t, near, nil, to(farAddr, nil))
+	r.until("answered", func(s store.Sample) bool { return s.Outcome == store.OnTime })
+	cause := func() string {
+		d := r.Engine.paths[0].flow.flow.(*hostFlow).refusal(unix.ENETUNREACH)
+		if d.cause == nil {
+			return ""
+		}
+		return *d.cause
+	}
+	r.Engine.mu.Lock() // so that it hears of nothing
+	before := cause()
+	near.Exec(t, "ip", "link", "set", "eth1", "down")
+	after := cause()
+	r.Engine.mu.Unlock()
+	if before != "" || after != "eth1" {
+		t.Errorf("caused by %q while eth1 is up, by %q while it is down", before, after)
+	}
+	r.stop()
 }
 
 // What somebody has taken away is noticed when the engine looks around, as it
