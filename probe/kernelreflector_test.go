@@ -38,33 +38,34 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// allResults are those of the kernel and of the sockets.
-func allResults(t *testing.T, r *Reflector) map[string]uint64 {
-	t.Helper()
-	all, err := r.Counts()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := make(map[string]uint64)
-	for _, c := range all {
-		if c.Count > 0 {
-			out[c.Result] += c.Count
-		}
-	}
-	return out
-}
-
 // kernelResults is what the kernel half counted: "eth1 answered".
 func kernelResults(t *testing.T, r *Reflector) map[string]uint64 {
 	t.Helper()
+	return resultsBy(t, r, func(c ReflectorCount) string {
+		if c.Mode == StepSocket {
+			return ""
+		}
+		return c.Interface + " " + c.Result
+	})
+}
+
+// allResults are those of the kernel and of the sockets: "answered".
+func allResults(t *testing.T, r *Reflector) map[string]uint64 {
+	t.Helper()
+	return resultsBy(t, r, func(c ReflectorCount) string { return c.Result })
+}
+
+// resultsBy sums up counts by name; those without a name do not count.
+func resultsBy(t *testing.T, r *Reflector, name func(ReflectorCount) string) map[string]uint64 {
+	t.Helper()
 	all, err := r.Counts()
 	if err != nil {
 		t.Fatal(err)
 	}
 	out := make(map[string]uint64)
 	for _, c := range all {
-		if c.Mode != StepSocket {
-			out[c.Interface+" "+c.Result] += c.Count
+		if n := name(c); n != "" {
+			out[n] += c.Count
 		}
 	}
 	return out

@@ -75,15 +75,15 @@ const (
 	ResultNotAllowed
 	ResultRateLimited
 	ResultOwnPort    // from a port of the reflector's own: two of them could go on for ever
-	ResultBadAddress // from or to an address that has no business here
 	ResultIsReply    // of a reflector on another port: the same
+	ResultBadAddress // from or to an address that has no business here
 	ResultSendFailed
 	resultMax
 )
 
 func (r Result) String() string {
 	return [...]string{
-		"answered", "too_short", "not_allowed", "rate_limited", "own_port", "bad_address", "is_reply", "send_failed",
+		"answered", "too_short", "not_allowed", "rate_limited", "own_port", "is_reply", "bad_address", "send_failed",
 	}[r]
 }
 
