@@ -93,6 +93,7 @@ const (
 	reflectMapListeners         = "listeners"
 	reflectMapPeers             = "peers"
 	reflectMapPrefixes          = "prefixes"
+	reflectMapReflectors        = "reflectors"
 	reflectProgXtwampReflect    = "xtwamp_reflect"
 	reflectProgXtwampReflectXdp = "xtwamp_reflect_xdp"
 	reflectVarClockOffset       = "clock_offset"
@@ -154,11 +155,12 @@ type reflectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type reflectMapSpecs struct {
-	Buckets   *ebpf.MapSpec `ebpf:"buckets"`
-	Counters  *ebpf.MapSpec `ebpf:"counters"`
-	Listeners *ebpf.MapSpec `ebpf:"listeners"`
-	Peers     *ebpf.MapSpec `ebpf:"peers"`
-	Prefixes  *ebpf.MapSpec `ebpf:"prefixes"`
+	Buckets    *ebpf.MapSpec `ebpf:"buckets"`
+	Counters   *ebpf.MapSpec `ebpf:"counters"`
+	Listeners  *ebpf.MapSpec `ebpf:"listeners"`
+	Peers      *ebpf.MapSpec `ebpf:"peers"`
+	Prefixes   *ebpf.MapSpec `ebpf:"prefixes"`
+	Reflectors *ebpf.MapSpec `ebpf:"reflectors"`
 }
 
 // reflectVariableSpecs contains global variables before they are loaded into the kernel.
@@ -194,11 +196,12 @@ func (o *reflectObjects) Close() error {
 //
 // It can be passed to loadReflectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type reflectMaps struct {
-	Buckets   *ebpf.Map `ebpf:"buckets"`
-	Counters  *ebpf.Map `ebpf:"counters"`
-	Listeners *ebpf.Map `ebpf:"listeners"`
-	Peers     *ebpf.Map `ebpf:"peers"`
-	Prefixes  *ebpf.Map `ebpf:"prefixes"`
+	Buckets    *ebpf.Map `ebpf:"buckets"`
+	Counters   *ebpf.Map `ebpf:"counters"`
+	Listeners  *ebpf.Map `ebpf:"listeners"`
+	Peers      *ebpf.Map `ebpf:"peers"`
+	Prefixes   *ebpf.Map `ebpf:"prefixes"`
+	Reflectors *ebpf.Map `ebpf:"reflectors"`
 }
 
 func (m *reflectMaps) Close() error {
@@ -208,6 +211,7 @@ func (m *reflectMaps) Close() error {
 		m.Listeners,
 		m.Peers,
 		m.Prefixes,
+		m.Reflectors,
 	)
 }
 

@@ -43,9 +43,10 @@ type question struct {
 	kind     int32
 	loopback bool
 
-	listeners []netip.AddrPort
-	peers     []netip.Addr
-	prefixes  []netip.Prefix
+	listeners  []netip.AddrPort
+	peers      []netip.Addr
+	prefixes   []netip.Prefix
+	reflectors []netip.AddrPort // that we ask
 }
 
 func baseQuestion(v6, linkless bool) *question {
@@ -71,7 +72,7 @@ func answerTo(req []byte, ttl uint8) ([]byte, ReflectVerdict) {
 	if len(req) < 44 {
 		return nil, ReflectShort
 	}
-	if len(req) == 48 && bytes.Equal(req[12:], make([]byte, 36)) {
+	if looksLikeDoubleZero(req) {
 		return slices.Clone(req), ReflectAnswered
 	}
 	received, sent := binary.BigEndian.Uint64(req[16:]), binary.BigEndian.Uint64(req[4:])
@@ -93,6 +94,10 @@ func answerTo(req []byte, ttl uint8) ([]byte, ReflectVerdict) {
 	}
 	tail[0] &= 0x1f
 	return b, ReflectAnswered
+}
+
+func looksLikeDoubleZero(req []byte) bool {
+	return len(req) == 48 && bytes.Equal(req[12:], make([]byte, 36))
 }
 
 // decide is the model of the whole program, for packets that are what their
@@ -120,6 +125,8 @@ func decide(q *question) ReflectVerdict {
 		return ReflectNotAllowed
 	case len(q.packet.payload) < 14:
 		return ReflectTooShort
+	case looksLikeDoubleZero(q.packet.payload) && slices.Contains(q.reflectors, source):
+		return ReflectIsReply
 	}
 	_, v := answerTo(q.packet.payload, q.packet.ttl)
 	return v
@@ -297,6 +304,7 @@ func (st *reflectStage) ask(t failer, q *question) reaction {
 	must(st.SetListeners(q.listen(ifindex)))
 	must(st.SetPeers(q.peers))
 	must(st.SetPrefixes(q.prefixes))
+	must(st.SetReflectors(q.reflectors))
 	in := q.packet.bytes()
 	if q.raw != nil {
 		in = q.raw(in)
@@ -440,6 +448,12 @@ func (q *question) reply(dwell uint64) {
 	b := q.packet.payload
 	binary.BigEndian.PutUint64(b[16:], binary.BigEndian.Uint64(b[4:])-dwell)
 }
+
+// echo makes it a DoubleZero probe, or the answer to one.
+func (q *question) echo() { q.packet.payload = probePayload(profileDoubleZero) }
+
+// asks has us ask the reflector there.
+func (q *question) asks(at netip.AddrPort) { q.reflectors = []netip.AddrPort{at} }
 
 func (q *question) allowAll() {
 	q.prefixes = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
@@ -643,6 +657,18 @@ var reflectCases = []struct {
 	{name: "sent before it came", change: func(q *question) { q.reply(^uint64(0)) }, want: ReflectAnswered},
 	{name: "a reply with padding", change: func(q *question) { q.size(1000); q.reply(1) }, want: ReflectIsReply},
 	{name: "a reply with TLVs", change: func(q *question) { q.size(60); q.packet.payload[45] = 4; q.reply(1) }, want: ReflectIsReply},
+	{name: "an echo of a reflector's", change: func(q *question) { q.echo(); q.asks(q.packet.source) }, want: ReflectIsReply},
+	{name: "an echo from another port of its host", change: func(q *question) {
+		q.echo()
+		q.asks(netip.AddrPortFrom(q.packet.source.Addr(), q.packet.source.Port()+1))
+	}, want: ReflectAnswered},
+	{name: "an echo from its port on another host", change: func(q *question) {
+		q.echo()
+		q.asks(netip.AddrPortFrom(q.packet.source.Addr().Next(), q.packet.source.Port()))
+	}, want: ReflectAnswered},
+	{name: "no echo, from a reflector's port", change: func(q *question) { q.asks(q.packet.source) }, want: ReflectAnswered},
+	{name: "48 bytes, no echo, from there", change: func(q *question) { q.size(48); q.asks(q.packet.source) }, want: ReflectAnswered},
+	{name: "a reflector's echo, not allowed", change: func(q *question) { q.echo(); q.asks(q.packet.source); q.peers = nil }, want: ReflectNotAllowed},
 	{name: "too short, a stranger", change: func(q *question) { q.size(13); q.peers = nil }, want: ReflectNotAllowed},
 }
 
@@ -698,6 +724,9 @@ func TestReflectDecidesAsItsModel(t *testing.T) {
 				q.prefixes = append(q.prefixes, netip.PrefixFrom(address("prefix"), rapid.IntRange(0, 32).Draw(rt, "bits")))
 			}
 		}
+		if rapid.Bool().Draw(rt, "from a reflector") {
+			q.asks(q.packet.source)
+		}
 		q.loopback = rapid.Bool().Draw(rt, "loopback")
 		q.packet.ttl, q.packet.tos = rapid.Byte().Draw(rt, "ttl"), rapid.Byte().Draw(rt, "tos")
 		q.packet.payload = requestPayload(rt)
@@ -724,7 +753,7 @@ func TestReflectDecidesAsItsModel(t *testing.T) {
 
 // requestPayload draws requests near every border of the table.
 func requestPayload(rt *rapid.T) []byte {
-	size := rapid.OneOf(rapid.IntRange(0, 60), rapid.IntRange(0, 1472)).Draw(rt, "size")
+	size := rapid.OneOf(rapid.IntRange(0, 60), rapid.IntRange(0, 1472), rapid.Just(48)).Draw(rt, "size")
 	b := make([]byte, size)
 	if rapid.Bool().Draw(rt, "random") {
 		copy(b, rapid.SliceOfN(rapid.Byte(), size, size).Draw(rt, "bytes"))

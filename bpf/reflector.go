@@ -21,7 +21,7 @@ import (
 type ReflectorConfig struct {
 	Rate      int // requests per second and source; the burst is those of one second
 	Listeners int // addresses and ports
-	Peers     int // single addresses
+	Peers     int // single addresses, and reflectors that are asked
 	Prefixes  int
 	Sources   int // that are remembered of those allowed by prefix
 	Devices   int // attached to at a time
@@ -58,6 +58,7 @@ type Reflector struct {
 	listeners   map[reflectListenKey]reflectListener
 	peers       map[reflectAddress]reflectBucket
 	prefixes    map[reflectPrefixKey]uint8
+	reflectors  map[reflectListenKey]uint8
 	gone        map[string]ReflectCounts // of devices no longer attached, by name
 	closed      bool
 }
@@ -93,6 +94,7 @@ func loadReflector(cfg ReflectorConfig, countForeign bool) (_ *Reflector, err er
 		listeners:    make(map[reflectListenKey]reflectListener),
 		peers:        make(map[reflectAddress]reflectBucket),
 		prefixes:     make(map[reflectPrefixKey]uint8),
+		reflectors:   make(map[reflectListenKey]uint8),
 		gone:         make(map[string]ReflectCounts),
 	}
 	defer func() {
@@ -118,11 +120,12 @@ func (r *Reflector) spec(linkHeader int) (*ebpf.CollectionSpec, error) {
 		return nil, err
 	}
 	for name, entries := range map[string]int{
-		reflectMapListeners: r.config.Listeners,
-		reflectMapPeers:     r.config.Peers,
-		reflectMapPrefixes:  r.config.Prefixes,
-		reflectMapBuckets:   r.config.Sources,
-		reflectMapCounters:  r.config.Devices * int(ReflectVerdictMax),
+		reflectMapListeners:  r.config.Listeners,
+		reflectMapPeers:      r.config.Peers,
+		reflectMapPrefixes:   r.config.Prefixes,
+		reflectMapBuckets:    r.config.Sources,
+		reflectMapReflectors: r.config.Peers,
+		reflectMapCounters:   r.config.Devices * int(ReflectVerdictMax),
 	} {
 		spec.Maps[name].MaxEntries = uint32(entries)
 	}
@@ -160,12 +163,13 @@ func (r *Reflector) loaded(at **ebpf.Program, linkHeader int, name, what string)
 	}
 	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
 	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		reflectMapListeners: r.objects.Listeners,
-		reflectMapPeers:     r.objects.Peers,
-		reflectMapPrefixes:  r.objects.Prefixes,
-		reflectMapBuckets:   r.objects.Buckets,
-		reflectMapCounters:  r.objects.Counters,
-		".bss":              r.objects.Globals,
+		reflectMapListeners:  r.objects.Listeners,
+		reflectMapPeers:      r.objects.Peers,
+		reflectMapPrefixes:   r.objects.Prefixes,
+		reflectMapBuckets:    r.objects.Buckets,
+		reflectMapReflectors: r.objects.Reflectors,
+		reflectMapCounters:   r.objects.Counters,
+		".bss":               r.objects.Globals,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("load reflector %s: %w", what, explain(err, inspect(nil)))
@@ -326,12 +330,7 @@ func (r *Reflector) SetListeners(at []Listener) error {
 	var ports [portWords]uint64
 	for _, l := range at {
 		port := l.At.Port()
-		key := reflectListenKey{
-			Address: reflectAddress{Words: addressWords(l.At.Addr())},
-			Device:  uint32(l.Device),
-			Port:    wire16(port),
-		}
-		want[key] = reflectListener{Mac: l.MAC}
+		want[listenKey(l.At, l.Device)] = reflectListener{Mac: l.MAC}
 		ports[port/64] |= 1 << (port % 64)
 	}
 	r.mu.Lock()
@@ -346,6 +345,14 @@ func (r *Reflector) SetListeners(at []Listener) error {
 		return fmt.Errorf("set listeners: %w", err)
 	}
 	return nil
+}
+
+func listenKey(at netip.AddrPort, device int) reflectListenKey {
+	return reflectListenKey{
+		Address: reflectAddress{Words: addressWords(at.Addr())},
+		Device:  uint32(device),
+		Port:    wire16(at.Port()),
+	}
 }
 
 // SetPeers replaces the single addresses that are allowed. IPv4 addresses and
@@ -388,6 +395,26 @@ func (r *Reflector) SetPrefixes(prefixes []netip.Prefix) error {
 	}
 	if err := replace(r.objects.Prefixes, r.prefixes, want); err != nil {
 		return fmt.Errorf("set prefixes: %w", err)
+	}
+	return nil
+}
+
+// SetReflectors replaces where the reflectors listen that this host asks. What
+// comes from there and looks like a DoubleZero probe is an answer to one, which
+// looks the same, and gets none: two reflectors could go on for ever. It allows
+// nobody.
+func (r *Reflector) SetReflectors(at []netip.AddrPort) error {
+	want := make(map[reflectListenKey]uint8, len(at))
+	for _, a := range at {
+		want[listenKey(a, 0)] = 1
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("set reflectors: %w", errClosed)
+	}
+	if err := replace(r.objects.Reflectors, r.reflectors, want); err != nil {
+		return fmt.Errorf("set reflectors: %w", err)
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ type kernelReflector struct {
 	mu      sync.Mutex
 	program *bpf.Reflector // nil before it is loaded and after close
 	closed  bool
-	peers   []netip.Addr
+	peers   []netip.AddrPort
 	routes  map[netip.Addr]int // interface that leads there; 0: none
 	vrf     int                // index of the one that it is for; 0: none
 	stale   bool               // routes and interfaces may have changed
@@ -213,7 +213,7 @@ func (k *kernelReflector) setClockLocked() {
 	k.cfg.History.setting.attempt(k.log, err, "cannot set the reflector's clock", "the reflector's clock is set again")
 }
 
-func (k *kernelReflector) setPeers(peers []netip.Addr) {
+func (k *kernelReflector) setPeers(peers []netip.AddrPort) {
 	k.mu.Lock()
 	k.peers = slices.Clone(peers)
 	k.mu.Unlock()
@@ -282,6 +282,7 @@ func (k *kernelReflector) refreshIn() error {
 	defer routes.Close()
 	single, prefixes := k.allowed()
 	errs := []error{
+		k.program.SetReflectors(k.peers),
 		k.program.SetPeers(single),
 		k.program.SetPrefixes(prefixes),
 	}
@@ -326,7 +327,9 @@ func inVRF(name string, links []netns.Link, addresses []netns.Address) (vrf int,
 
 // allowed is whom the kernel half answers: single addresses and prefixes.
 func (k *kernelReflector) allowed() (single []netip.Addr, prefixes []netip.Prefix) {
-	single = slices.Clone(k.peers)
+	for _, p := range k.peers {
+		single = append(single, p.Addr())
+	}
 	for _, p := range k.cfg.Allow {
 		if p.IsSingleIP() {
 			single = append(single, p.Addr())

@@ -348,7 +348,7 @@ func testKernelReflectorRefuses(t *testing.T, mode ReflectorMode) {
 		t.Errorf("the socket's counts (-want +got):\n%s", diff)
 	}
 	// Then the stranger becomes a peer.
-	r.SetPeers([]netip.Addr{netip.MustParseAddr("10.1.0.50")})
+	r.SetPeers([]netip.AddrPort{netip.MustParseAddrPort("10.1.0.50:862")})
 	before := kernelResults(t, r)["eth1 answered"]
 	until(t, "a new peer gets answers", func() bool {
 		stranger.send(stampRequest(0, 44))
@@ -426,6 +426,66 @@ func TestReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
 	}
 }
 
+// A DoubleZero reply is the probe again. It is known by where it comes from, which takes one who asks there.
+func TestDoubleZeroReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
+	for _, mode := range []ReflectorMode{ReflectSocket, ReflectTCX, ReflectXDP} {
+		for _, both := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%v, both ask %v", mode, both), func(t *testing.T) {
+				near, far := link(t)
+				start := func(ns *netnstest.NS, port uint16, peer string) *Reflector {
+					edit := func(c *ReflectorConfig) {
+						c.Mode, c.Interfaces, c.AllowAny = mode, []string{"eth1"}, peer == ""
+						c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, port)}
+					}
+					var r *Reflector
+					if mode == ReflectSocket {
+						r = reflectIn(t, ns, edit)
+					} else {
+						r = kernelReflectIn(t, ns, edit, "eth1 "+mode.String())
+					}
+					if peer != "" {
+						r.SetPeers([]netip.AddrPort{netip.MustParseAddrPort(peer)})
+					}
+					return r
+				}
+				a := start(near, 862, farAddr+":863")
+				b := start(far, 863, map[bool]string{true: nearAddr + ":862"}[both])
+				echo := append(stampRequest(1, 44)[:12], make([]byte, 36)...)
+				// Peers are answered on other ports, and so it is known when all is set up.
+				for r, c := range map[*Reflector]*client{
+					a: dialIn(t, far, "", nearAddr+":862"),
+					b: dialIn(t, near, "", farAddr+":863"),
+				} {
+					sent := uint64(0)
+					until(t, "a peer is answered", func() bool {
+						c.send(echo)
+						sent++
+						return allResults(t, r)["answered"] > 0
+					})
+					until(t, "all are counted", func() bool {
+						all := allResults(t, r)
+						return all["answered"]+all["not_allowed"] == sent
+					})
+				}
+				answered := allResults(t, b)["answered"]
+				dropper, want := b, uint64(0)
+				if !both {
+					dropper, want = a, 1
+				}
+				rawUDP(t, near, netip.MustParseAddrPort(nearAddr+":862"), netip.MustParseAddrPort(farAddr+":863"), 0, echo)
+				until(t, "the answer is known for one", func() bool { return allResults(t, dropper)["is_reply"] > 0 })
+				until(t, "the answer is counted", func() bool { return allResults(t, b)["answered"] >= answered+want })
+				if got := allResults(t, b)["answered"] - answered; got != want {
+					t.Errorf("%d answers, want %d", got, want)
+				}
+				if got := allResults(t, dropper)["is_reply"]; got != 1 {
+					t.Errorf("%d were known as answers, want 1", got)
+				}
+			})
+		}
+	}
+}
+
 func TestKernelAnswersOnTheInterfacesThatLeadToPeers(t *testing.T) {
 	lab := netnstest.New(t)
 	near, far := lab.Namespace("near"), lab.Namespace("far")
@@ -460,9 +520,9 @@ func TestKernelAnswersOnTheInterfacesThatLeadToPeers(t *testing.T) {
 			if tt.name != "nobody" {
 				return
 			}
-			r.SetPeers([]netip.Addr{netip.MustParseAddr("10.2.0.1")})
+			r.SetPeers([]netip.AddrPort{netip.MustParseAddrPort("10.2.0.1:862")})
 			until(t, "a peer's interface is attached to", func() bool { return slices.Equal(attachedAt(r), []string{"eth2 tcx"}) })
-			r.SetPeers([]netip.Addr{netip.MustParseAddr("10.1.0.1")})
+			r.SetPeers([]netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:862")})
 			until(t, "another peer's is instead", func() bool { return slices.Equal(attachedAt(r), []string{"eth1 tcx"}) })
 		})
 	}

@@ -102,13 +102,19 @@ type Reflector struct {
 	conns  []*net.UDPConn
 	ports  map[uint16]bool  // of conns
 	kernel *kernelReflector // nil: on the sockets alone
-	peers  atomic.Pointer[map[netip.Addr]bool]
+	peers  atomic.Pointer[peers]
 
 	mu       sync.Mutex
 	counts   map[int]*[resultMax]uint64 // by interface index
 	names    map[int]string
 	limits   map[netip.Addr]*rate.Limiter
 	sessions map[session]uint32 // next sequence number
+}
+
+// peers are whom this host asks in turn.
+type peers struct {
+	addresses  map[netip.Addr]bool
+	reflectors map[netip.AddrPort]bool
 }
 
 type session struct {
@@ -246,15 +252,19 @@ func NewReflector(cfg ReflectorConfig) (*Reflector, error) {
 	return r, nil
 }
 
-// SetPeers replaces the set of single addresses that get answers.
-func (r *Reflector) SetPeers(peers []netip.Addr) {
-	set := make(map[netip.Addr]bool, len(peers))
-	for _, p := range peers {
-		set[p.Unmap().WithZone("")] = true
+// SetPeers replaces which reflectors this host asks itself. Requests from their
+// addresses get answers. But what comes from their very ports and looks like a
+// DoubleZero probe is an answer to one, which looks the same.
+func (r *Reflector) SetPeers(reflectors []netip.AddrPort) {
+	set := peers{make(map[netip.Addr]bool, len(reflectors)), make(map[netip.AddrPort]bool, len(reflectors))}
+	for _, p := range reflectors {
+		a := p.Addr().Unmap().WithZone("")
+		set.addresses[a] = true
+		set.reflectors[netip.AddrPortFrom(a, p.Port())] = true
 	}
 	r.peers.Store(&set)
 	if r.kernel != nil {
-		r.kernel.setPeers(peers)
+		r.kernel.setPeers(reflectors)
 	}
 }
 
@@ -405,7 +415,8 @@ func (s *reflecting) handle(q request) Result {
 		return ResultTooShort
 	case !s.withinRate(source):
 		return ResultRateLimited
-	case kind == twamp.Reflected:
+	case kind == twamp.Reflected,
+		kind == twamp.Echo && s.peers.Load().reflectors[netip.AddrPortFrom(source, q.from.Port())]:
 		return ResultIsReply
 	}
 	st := twamp.Stamp{TTL: q.ttl}
@@ -447,7 +458,7 @@ func (s *reflecting) proper(q request, source netip.Addr) bool {
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 func (r *Reflector) allowed(source netip.Addr) bool {
-	return r.cfg.AllowAny || (*r.peers.Load())[source] ||
+	return r.cfg.AllowAny || r.peers.Load().addresses[source] ||
 		slices.ContainsFunc(r.cfg.Allow, func(p netip.Prefix) bool { return p.Contains(source) })
 }
 

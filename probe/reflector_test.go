@@ -233,7 +233,7 @@ func TestReflectorRefuses(t *testing.T) {
 	stranger.send(stampRequest(1, 44))
 	good.nothing() // so that the stranger's was seen
 	// Then it becomes a peer.
-	r.SetPeers([]netip.Addr{netip.MustParseAddr("10.1.0.50")})
+	r.SetPeers([]netip.AddrPort{netip.MustParseAddrPort("10.1.0.50:862")})
 	stranger.nothing()
 	good.nothing()
 	want := map[string]uint64{"eth1 too_short": 5, "eth1 own_port": 1, "eth1 not_allowed": 1, "eth1 answered": 5}

@@ -65,7 +65,7 @@ mlx5 do. On veth it halves TCP throughput. Where it is refused, auto it is.`,
 	}
 	f, t := cmd.Flags(), &o.target
 	f.Uint64VarP(&o.count, "count", "c", 10, "probes to send; 0 goes on until stopped")
-	f.DurationVarP(&t.Interval, "interval", "i", time.Second, "time between probes")
+	f.DurationVarP(&t.Interval, "interval", "i", time.Second, "time between probes; at 1ms, the least, ten leave at a time")
 	f.DurationVar(&t.Timeout, "timeout", time.Second, "a later reply is late")
 	f.StringVar(&t.Profile, "profile", t.Profile, "wire profile: stamp, twamp-light or doublezero")
 	f.Uint16VarP(&t.Port, "port", "p", t.Port, "UDP port of the reflector")

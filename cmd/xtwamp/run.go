@@ -127,7 +127,7 @@ type daemon struct {
 	reflectors probe.ReflectorHistory
 
 	mu         sync.Mutex
-	addresses  map[int]netip.Addr // of targets, by path: the reflector's peers
+	peers      map[int]netip.AddrPort // of the reflector: where targets are, by path
 	submitters []sinkStatus
 }
 
@@ -162,7 +162,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		supervisor: newSupervisor(log),
 		loops:      newLoops(),
 		manager:    newManager(log),
-		addresses:  make(map[int]netip.Addr),
+		peers:      make(map[int]netip.AddrPort),
 		reloads:    reloads{success: time.Now()},
 		started:    time.Now(),
 		recent:     remembered,
@@ -530,7 +530,7 @@ func (d *daemon) began(path int, t target.Target) {
 	d.histograms.began(path, t)
 	// Whoever has an address gets answers from the start.
 	if a, err := netip.ParseAddr(t.Address); err == nil {
-		d.setPeer(path, a)
+		d.setPeer(path, netip.AddrPortFrom(a, t.Port))
 	}
 }
 
@@ -538,31 +538,31 @@ func (d *daemon) began(path int, t target.Target) {
 func (d *daemon) ended(path int) {
 	d.ring.Ended(path)
 	d.histograms.ended(path)
-	d.setPeer(path, netip.Addr{})
+	d.setPeer(path, netip.AddrPort{})
 }
 
 // opened lets the reflector answer a target whose address is known now. The
 // engine calls it.
 func (d *daemon) opened(path int, info probe.FlowInfo, err error) {
 	if err == nil {
-		d.setPeer(path, info.Remote.Addr())
+		d.setPeer(path, info.Remote)
 	}
 }
 
 // setPeer notes at which address a path's far end is, none if it has ended.
-func (d *daemon) setPeer(path int, a netip.Addr) {
+func (d *daemon) setPeer(path int, a netip.AddrPort) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
-	case d.addresses[path] == a:
+	case d.peers[path] == a:
 		return
 	case a.IsValid():
-		d.addresses[path] = a
+		d.peers[path] = a
 	default:
-		delete(d.addresses, path)
+		delete(d.peers, path)
 	}
 	if r := d.reflector.Load(); r != nil {
-		r.SetPeers(slices.Collect(maps.Values(d.addresses)))
+		r.SetPeers(slices.Collect(maps.Values(d.peers)))
 	}
 }
 
@@ -616,7 +616,7 @@ func (d *daemon) reflect(ctx context.Context, ns *netns.Namespace) error {
 
 func (d *daemon) runReflector(ctx context.Context, r *probe.Reflector) error {
 	d.mu.Lock()
-	r.SetPeers(slices.Collect(maps.Values(d.addresses)))
+	r.SetPeers(slices.Collect(maps.Values(d.peers)))
 	d.reflector.Store(r)
 	d.mu.Unlock()
 	defer d.reflector.Store(nil)

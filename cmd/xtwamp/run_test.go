@@ -18,6 +18,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -328,6 +329,60 @@ func TestRunWithATakenReflectorPort(t *testing.T) {
 	}
 	if n := strings.Count(d.errs.String(), "the reflector is off"); n != 1 || !strings.Contains(d.errs.String(), "the port is taken by ") {
 		t.Errorf("%d lines about the port, want 1 that names its owner:\n%s", n, d.errs)
+	}
+}
+
+// A DoubleZero reply looks like its probe, so that one that comes from where a target is is taken for what it is.
+func TestRunDoesNotAnswerItsTargetsReplies(t *testing.T) {
+	near, far := twoHosts(t)
+	dir, file := switchConfig(t, `reflector: {listen: [":863"]}`)
+	listen := func(address string) (c net.PacketConn) {
+		err := far.Do(func() (err error) {
+			c, err = net.ListenPacket("udp", address)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	target, other := listen("10.1.0.2:862"), listen("10.1.0.2:0")
+	d := startDaemon(t, near, dir, file)
+	echo := append([]byte("sequence+T1."), make([]byte, 36)...)
+	results := func(result string) float64 {
+		_, scrape := d.get("/metrics")
+		return metric(scrape, "xtwamp_reflector_packets_total", `result="`+result+`"`)
+	}
+	awaitState(t, "a reply is known, a probe answered", func() bool {
+		for _, c := range []net.PacketConn{target, other} {
+			if _, err := c.WriteTo(echo, &net.UDPAddr{IP: net.IPv4(10, 1, 0, 1), Port: 863}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return results("is_reply") > 0 && results("answered") > 0
+	})
+	answer := make([]byte, 100)
+	other.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if n, _, err := other.ReadFrom(answer); err != nil || !bytes.Equal(answer[:n], echo) {
+		t.Errorf("a probe had the answer %x, %v", answer[:n], err)
+	}
+	// What has come to the target, up to a last packet.
+	if _, err := other.WriteTo([]byte("last"), target.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	target.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for got := ""; got != "last"; {
+		n, _, err := target.ReadFrom(answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got = string(answer[:n]); got == string(echo) {
+			t.Fatal("a reply was answered")
+		}
+	}
+	if code := d.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit %d after SIGTERM, want 0", code)
 	}
 }
 

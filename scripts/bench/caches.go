@@ -19,8 +19,7 @@ const (
 	lineSize = 64
 	// cacheLines make up one page, so that no more than its own use of the caches disturbs what is measured.
 	cacheLines = 64
-	// lookInterval is how long a busy process leaves its lines alone before it looks at them: about as long as the scheduler
-	// makes others wait for it.
+	// lookInterval is how long a busy process leaves its lines alone before it looks at them: as long as xtwamp pauses.
 	lookInterval = 10 * time.Millisecond
 	// A line that is farther away than this comes from memory (some 100 ns), not from a cache (5 to 20).
 	farAway = 40 * time.Nanosecond

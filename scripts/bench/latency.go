@@ -19,7 +19,7 @@ import (
 
 const (
 	latencyRounds = 11
-	// In each round each method sends this many probes, one per millisecond.
+	// In each round each method sends this many probes, 1,000 per second.
 	latencyProbes = 2000
 	// busyPerCPU processes compute without end on each CPU.
 	busyPerCPU = 2
@@ -51,11 +51,11 @@ var errNotAvailable = errors.New("not available")
 // neither sched_autogroup nor a cgroup sets one side apart: what waits behind a reflector in user space depends on that by
 // a factor of 25, and changes from round to round by as much. The busy processes compute and use no memory to speak of.
 //
-// Whoever sends waits some 10 ms for a CPU and then makes up for it, so that one probe in ten is the first after a pause:
-// p99 is one of these, and how long they take is a matter of what has become of the kernel's code and data in the caches
-// meanwhile. Guests of one host share caches. So the busy processes count how often they find their own emptied, and the
-// table has that beside the times: to compare where it is alike. The methods take turns within a round, in an order drawn
-// by lot.
+// At this rate xtwamp works in slots of 10 ms, so that one probe in ten is the first after a pause: p99 is one of these, and
+// how long they take is a matter of what has become of the kernel's code and data in the caches meanwhile. ping spins while
+// it has a CPU, and pauses when others have it. Guests of one host share caches. So the busy processes count how often they
+// find their own emptied, and the table has that beside the times: to compare where it is alike. The methods take turns
+// within a round, in an order drawn by lot.
 func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 	l, err := newLab(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func latency(ctx context.Context, w io.Writer) (_ []check, err error) {
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
 	heading(w, `latency: round-trip times over veth with %d busy processes per CPU, in the same session and control group and of the
-   same priority; %d probes per method and round, one per ms; medians of %d rounds; us`, busyPerCPU, latencyProbes, latencyRounds)
+   same priority; %d probes per method and round, 1,000 per second, by xtwamp in slots of 10 ms; medians of %d rounds; us`, busyPerCPU, latencyProbes, latencyRounds)
 
 	kernel := []string{"--timestamps", "bpf"}
 	methods := []*method{
