@@ -40,9 +40,14 @@ func postReload(t *testing.T, dir string) (int, string) {
 
 func TestReload(t *testing.T) {
 	near, far := twoHosts(t)
+	far.Exec(t, "ip", "addr", "add", "10.1.0.3/24", "dev", "eth1")
 	reflectingIn(t, far)
 	dir, file := switchConfig(t, "")
 	d := startDaemon(t, near, dir, file)
+	answers := func(source, to string) bool {
+		code, _, _ := invoke(t, "ping", "--netns", far.Name, "-S", source, "-c", "1", "--timeout", "200ms", to)
+		return code == 0
+	}
 	scrape := func() string { _, text := getFrom(t, dir, "/metrics"); return text }
 	received := func(path string) float64 { return metric(scrape(), "xtwamp_probes_received_total", `path="`+path+`"`) }
 	awaitState(t, "replies of both", func() bool { return received("four") > 20 && received("six") > 20 })
@@ -58,7 +63,7 @@ func TestReload(t *testing.T) {
 		}
 	}
 	six := "- {name: six, address: \"2001:db8::2\"}\n"
-	other := strings.Replace(string(original), six, "- {name: other, address: 10.1.0.2, dscp: 46}\n", 1)
+	other := strings.Replace(string(original), six, "- {name: other, address: 10.1.0.3, dscp: 46}\n", 1)
 	if other == string(original) {
 		t.Fatal("there is no target to replace")
 	}
@@ -74,11 +79,17 @@ func TestReload(t *testing.T) {
 		t.Error("a bad file has changed something, or nobody knows of it")
 	}
 
+	awaitState(t, "answers to a target", func() bool { return answers("2001:db8::2", "2001:db8::1") })
+	if answers("10.1.0.3", "10.1.0.1") {
+		t.Error("the reflector answers one that is no target")
+	}
 	write(other)
 	if err := d.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
 	awaitState(t, "replies of the new path", func() bool { return received("other") > 20 })
+	awaitState(t, "answers to the new target", func() bool { return answers("10.1.0.3", "10.1.0.1") })
+	awaitState(t, "no answers to the one before", func() bool { return !answers("2001:db8::2", "2001:db8::1") })
 	after := scrape()
 	if strings.Contains(after, `path="six"`) { // case 92
 		t.Error("series of the removed path are still there")

@@ -128,6 +128,7 @@ type daemon struct {
 
 	mu         sync.Mutex
 	peers      map[int]netip.AddrPort // of the reflector: where targets are, by path
+	repeered   chan struct{}          // has room for one: peers has changed
 	submitters []sinkStatus
 }
 
@@ -163,6 +164,7 @@ func newDaemon(cfg *config, log *zap.Logger, s seams) (*daemon, error) {
 		loops:      newLoops(),
 		manager:    newManager(log),
 		peers:      make(map[int]netip.AddrPort),
+		repeered:   make(chan struct{}, 1),
 		reloads:    reloads{success: time.Now()},
 		started:    time.Now(),
 		recent:     remembered,
@@ -307,6 +309,7 @@ func (d *daemon) run(ctx context.Context) error {
 		})
 	}
 	if d.cfg.Reflector.Enabled {
+		reflecting.start("reflector peers", d.tellPeers)
 		reflecting.start("reflector", func(ctx context.Context) error {
 			state := newUpkeep(d.log, "the reflector waits for its namespace", "the namespace of the reflector is there again")
 			return d.interfaces.Each(ctx, func(ctx context.Context, ns *netns.Namespace) error {
@@ -561,8 +564,27 @@ func (d *daemon) setPeer(path int, a netip.AddrPort) {
 	default:
 		delete(d.peers, path)
 	}
-	if r := d.reflector.Load(); r != nil {
-		r.SetPeers(slices.Collect(maps.Values(d.peers)))
+	select {
+	case d.repeered <- struct{}{}:
+	default:
+	}
+}
+
+// tellPeers tells the reflector of its peers as they change. The engine does not wait for that: each time costs as much as
+// there are peers, and thousands may come at once.
+func (d *daemon) tellPeers(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.repeered:
+		}
+		d.mu.Lock()
+		r, peers := d.reflector.Load(), slices.Collect(maps.Values(d.peers))
+		d.mu.Unlock()
+		if r != nil {
+			r.SetPeers(peers)
+		}
 	}
 }
 
