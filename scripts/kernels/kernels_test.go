@@ -117,3 +117,15 @@ func TestArchiveIsWhatTheKernelReads(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+func TestPassOnStopsWhereKVMGivesUp(t *testing.T) {
+	const said = "qemu: warning: one\nKVM internal error. Suberror: 1\nextra data[0]: 0x1\n"
+	var got strings.Builder
+	if !passOn(strings.NewReader(said), &got) || got.String() != "qemu: warning: one\n" {
+		t.Errorf("%q was passed on of %q", &got, said)
+	}
+	got.Reset()
+	if harmless := said[:strings.Index(said, "KVM")]; passOn(strings.NewReader(harmless), &got) || got.String() != harmless {
+		t.Errorf("%q was passed on of %q", &got, harmless)
+	}
+}

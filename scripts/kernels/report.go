@@ -75,6 +75,9 @@ func (r *report) read(in io.Reader) error {
 	}
 }
 
+// begun reports whether the machine has got as far as its tests.
+func (r *report) begun() bool { return r.pkg != "" || r.passed+len(r.failed)+r.skipped > 0 }
+
 // machine takes what the machine itself says.
 func (r *report) machine(said string) {
 	word, rest, _ := strings.Cut(said, " ")
