@@ -346,18 +346,20 @@ static __always_inline void count(enum reflect_verdict v, __u32 ifindex)
 SEC("tc")
 int xtwamp_reflect(struct __sk_buff *skb)
 {
-	const __u32 most = link_header + sizeof(struct ipv6hdr) + sizeof(struct udphdr);
-	const __u32 ifindex = skb->ifindex;
 	const struct packet p = tc_packet(skb);
 	enum reflect_verdict v = (enum reflect_verdict)first_sight(&p);
+	__u32 ifindex;
 
 	if (v == REFLECT_UNPARSED) {
+		const __u32 most = link_header + sizeof(struct ipv6hdr) + sizeof(struct udphdr);
+
 		v = reflect_skb(skb);
 		/* A driver may leave all of a packet in pages beside the skb. */
 		if (v == REFLECT_UNPARSED &&
 		    !bpf_skb_pull_data(skb, most < skb->len ? most : skb->len))
 			v = reflect_skb(skb);
 	}
+	ifindex = skb->ifindex;
 	count(v, ifindex);
 	if (v == REFLECT_ANSWERED)
 		return bpf_redirect(ifindex, 0);
