@@ -333,16 +333,22 @@ func (r *Reflector) SetListeners(at []Listener) error {
 		want[listenKey(l.At, l.Device)] = reflectListener{Mac: l.MAC}
 		ports[port/64] |= 1 << (port % 64)
 	}
+	return r.set("listeners", func() error {
+		// Ports first: nobody gets an answer before it is known which source
+		// ports do not.
+		return errors.Join(r.objects.Ports.Set(ports), replace(r.objects.Listeners, r.listeners, want))
+	})
+}
+
+// set changes the maps, unless they are closed.
+func (r *Reflector) set(what string, change func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return fmt.Errorf("set listeners: %w", errClosed)
+		return fmt.Errorf("set %s: %w", what, errClosed)
 	}
-	// Ports first: nobody gets an answer before it is known which source ports
-	// do not.
-	err := r.objects.Ports.Set(ports)
-	if err := errors.Join(err, replace(r.objects.Listeners, r.listeners, want)); err != nil {
-		return fmt.Errorf("set listeners: %w", err)
+	if err := change(); err != nil {
+		return fmt.Errorf("set %s: %w", what, err)
 	}
 	return nil
 }
@@ -363,15 +369,7 @@ func (r *Reflector) SetPeers(peers []netip.Addr) error {
 	for _, p := range peers {
 		want[reflectAddress{Words: addressWords(p)}] = reflectBucket{}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return fmt.Errorf("set peers: %w", errClosed)
-	}
-	if err := replace(r.objects.Peers, r.peers, want); err != nil {
-		return fmt.Errorf("set peers: %w", err)
-	}
-	return nil
+	return r.set("peers", func() error { return replace(r.objects.Peers, r.peers, want) })
 }
 
 // SetPrefixes replaces the prefixes whose addresses are allowed.
@@ -388,15 +386,7 @@ func (r *Reflector) SetPrefixes(prefixes []netip.Prefix) error {
 		}
 		want[key] = 1
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return fmt.Errorf("set prefixes: %w", errClosed)
-	}
-	if err := replace(r.objects.Prefixes, r.prefixes, want); err != nil {
-		return fmt.Errorf("set prefixes: %w", err)
-	}
-	return nil
+	return r.set("prefixes", func() error { return replace(r.objects.Prefixes, r.prefixes, want) })
 }
 
 // SetReflectors replaces where the reflectors listen that this host asks. What
@@ -408,15 +398,7 @@ func (r *Reflector) SetReflectors(at []netip.AddrPort) error {
 	for _, a := range at {
 		want[listenKey(a, 0)] = 1
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return fmt.Errorf("set reflectors: %w", errClosed)
-	}
-	if err := replace(r.objects.Reflectors, r.reflectors, want); err != nil {
-		return fmt.Errorf("set reflectors: %w", err)
-	}
-	return nil
+	return r.set("reflectors", func() error { return replace(r.objects.Reflectors, r.reflectors, want) })
 }
 
 // replace makes a map, which has the keys of has and was last given the values
