@@ -444,7 +444,7 @@ func (r *Reflector) Close() error {
 	for a := range attachments {
 		errs = append(errs, a.Close())
 	}
-	errs = append(errs, r.ip.Close(), r.objects.Close())
+	errs = append(errs, r.ip.Close(), r.xdp.Close(), r.objects.Close())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close reflector: %w", err)
 	}

@@ -552,7 +552,7 @@ func (d *daemon) opened(path int, info probe.FlowInfo, err error) {
 	}
 }
 
-// setPeer notes at which address a path's far end is, none if it has ended.
+// setPeer notes where a path's far end is, nowhere if it has ended.
 func (d *daemon) setPeer(path int, a netip.AddrPort) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
