@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/xtwamp/xtwamp/netns"
 	"github.com/xtwamp/xtwamp/probe/store"
@@ -159,9 +160,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	defer stopOpening()
 	// Names may take long to resolve, and hold up nobody but each other.
 	for _, queue := range []requests{e.opens, e.lookups} {
-		for range openers {
-			background.Go(func() { e.openLoop(opening, queue) })
-		}
+		background.Go(func() { e.openLoop(opening, queue) })
 	}
 
 	e.mu.Lock()
@@ -642,32 +641,39 @@ func (e *Engine) reopen(p *path) {
 	p.reopenAt = e.nextLook(p)
 }
 
-// openLoop opens paths as they are asked for, until ctx ends.
+// openLoop opens paths as they are asked for, some at once, until ctx ends.
 func (e *Engine) openLoop(ctx context.Context, queue requests) {
-	const limit = 10 * time.Second
+	var group errgroup.Group
+	group.SetLimit(openers)
+	defer func() { _ = group.Wait() }() // none fails
 	for {
 		req, ok := queue.next(ctx)
 		if !ok {
 			return
 		}
-		e.mu.Lock()
-		net := e.net
-		e.mu.Unlock()
-		limited, cancel := context.WithTimeout(ctx, limit)
-		f, info, err := net.open(limited, req)
-		cancel()
-		e.mu.Lock()
-		if net == e.net {
-			e.opened(req.path, f, info, err)
-		} else { // it is another one by now
-			if f != nil {
-				f.close()
-			}
-			e.requestOpen(req.path)
-		}
-		e.changed(req.path)
-		e.mu.Unlock()
+		group.Go(func() error { e.open(ctx, req); return nil })
 	}
+}
+
+func (e *Engine) open(ctx context.Context, req openRequest) {
+	const limit = 10 * time.Second
+	e.mu.Lock()
+	net := e.net
+	e.mu.Unlock()
+	limited, cancel := context.WithTimeout(ctx, limit)
+	f, info, err := net.open(limited, req)
+	cancel()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if net == e.net {
+		e.opened(req.path, f, info, err)
+	} else { // it is another one by now
+		if f != nil {
+			f.close()
+		}
+		e.requestOpen(req.path)
+	}
+	e.changed(req.path)
 }
 
 // opened puts the outcome of an open into effect.

@@ -193,6 +193,9 @@ func TestRunStoresAndDeliversEachSampleOnce(t *testing.T) {
 			t.Errorf("/-/healthy = %d %s", code, body)
 		}
 		_, scrape := d.get("/metrics")
+		if n := metric(scrape, "go_goroutines"); n > 30 {
+			t.Errorf("%v goroutines", n)
+		}
 		for _, path := range []string{"four", "six"} {
 			label := `path="` + path + `"`
 			sent, received, lost := metric(scrape, "xtwamp_probes_sent_total", label), metric(scrape, "xtwamp_probes_received_total", label), metric(scrape, "xtwamp_probes_lost_total", label)
