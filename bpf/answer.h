@@ -16,6 +16,22 @@ struct {
 	__type(value, __u8);
 } reflectors SEC(".maps");
 
+/* Hashes of the last echoes, where a hash says that they are; the latest first. */
+struct echo_set {
+	__u64 hashes[ECHO_SET_SIZE];
+};
+
+/* A packet comes back before so many others have been answered. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ECHO_SETS);
+	__type(key, __u32);
+	__type(value, struct echo_set);
+} echoes SEC(".maps");
+
+/* Random, so that nobody can tell which echoes share a set. */
+volatile const __u64 echo_seed = 0;
+
 /* A request, its headers read. */
 struct request {
 	__u64 received; /* CLOCK_MONOTONIC */
@@ -62,12 +78,71 @@ static __always_inline bool is_reply(const struct datagram *d)
 	return received && sent - received < LONGEST_DWELL;
 }
 
-/* Whether a reflector sent it that this host asks. Nothing else tells an echo from its request. */
+/* Whether a reflector sent it that this host asks. */
 static __always_inline bool from_reflector(const struct request *r)
 {
 	struct listen_key key = { .address = r->source, .port = r->source_port };
 
 	return bpf_map_lookup_elem(&reflectors, &key);
+}
+
+static __always_inline __u64 mix(__u64 hash, __u64 word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15; /* 2^64 / golden ratio */
+	return hash ^ hash >> 32;
+}
+
+/* What tells a DoubleZero probe from its sender's others. */
+struct probe_id {
+	__u32 words[3]; /* sequence number, time */
+};
+
+/*
+ * Whether the same has come from there before, and notes that it has now. No
+ * probe is sent twice: it is the answer of another reflector to our answer, or
+ * the network's copy.
+ */
+static __always_inline bool seen_before(const struct packet *p, const struct request *r)
+{
+	const __u32 offset = r->udp_offset + sizeof(struct udphdr);
+	struct echo_set *set;
+	struct probe_id id;
+	__u64 hash;
+	__u32 key;
+
+	if (p->skb) {
+		if (bpf_skb_load_bytes(p->skb, offset, &id, sizeof(id)))
+			return false;
+	} else {
+		struct cursor c = udp_of(p, r->ip4);
+		const struct probe_id *in_place;
+
+		if (!take(&c, sizeof(struct udphdr)))
+			return false;
+		in_place = take(&c, sizeof(*in_place));
+		if (!in_place)
+			return false;
+		id = *in_place;
+	}
+	hash = mix(echo_seed, (__u64)id.words[1] << 32 | id.words[2]);
+	hash = mix(hash,
+		   (__u64)id.words[0] << 32 | (__u32)r->source_port << 16 | r->destination_port);
+	hash = mix(hash, r->source.words[0]);
+	hash = mix(hash, r->source.words[1]);
+	hash = mix(hash, r->destination.words[0]);
+	hash = mix(hash, r->destination.words[1]);
+	key = hash % ECHO_SETS;
+	set = bpf_map_lookup_elem(&echoes, &key);
+	if (!set)
+		return false;
+	/* Two CPUs that write at once may forget one. */
+	for (int i = 0; i < ECHO_SET_SIZE; i++)
+		if (set->hashes[i] == hash)
+			return true;
+	for (int i = ECHO_SET_SIZE - 1; i > 0; i--)
+		set->hashes[i] = set->hashes[i - 1];
+	set->hashes[0] = hash;
+	return false;
 }
 
 /* Each turns a header round for the answer. */
@@ -254,7 +329,7 @@ static __always_inline enum reflect_verdict answer(const struct packet *p, struc
 	if (length < BASE_SIZE)
 		return REFLECT_SHORT;
 	/* Asked before there is a datagram on the stack, which needs CAP_PERFMON otherwise. */
-	echoed = length == ECHO_SIZE && from_reflector(r);
+	echoed = length == ECHO_SIZE && (from_reflector(r) || seen_before(p, r));
 	if (!read_datagram(p, r, length, &d))
 		return REFLECT_BAD_LENGTH;
 	words = d.base.words;

@@ -151,7 +151,7 @@ func setFlags(slots *ebpf.Map, flags xtwampSampleFlag) []asm.Instruction {
 
 // BenchmarkReflect is the same for the reflector, with 2,000 allowed peers. As
 // the runs share one packet, both its ends are ours and allowed, and its ports
-// and what tells a reply are put back before each run, with either program.
+// and times are put back before each run, with either program.
 func BenchmarkReflect(b *testing.B) {
 	requireRoot(b)
 	const repeat = 10_000
@@ -247,16 +247,16 @@ func BenchmarkReflect(b *testing.B) {
 	}
 }
 
-// askAgain makes the answer in the packet the question again, as far as the
-// program looks: from 49152 to 862, T2 long ago, and for this host.
+// askAgain makes the answer in the packet a question again, as far as the
+// program looks: from 49152 to 862, T1 now and T2 long ago, and for this host.
 func askAgain(udp int) asm.Instructions {
-	store := func(at int, stack int32) asm.Instructions {
+	store := func(at int, stack, size int32) asm.Instructions {
 		return asm.Instructions{
 			asm.Mov.Reg(asm.R1, asm.R6),
 			asm.Mov.Imm(asm.R2, int32(at)),
 			asm.Mov.Reg(asm.R3, asm.RFP),
 			asm.Add.Imm(asm.R3, stack),
-			asm.Mov.Imm(asm.R4, 4),
+			asm.Mov.Imm(asm.R4, size),
 			asm.Mov.Imm(asm.R5, 0),
 			asm.FnSkbStoreBytes.Call(),
 		}
@@ -264,14 +264,17 @@ func askAgain(udp int) asm.Instructions {
 	return slices.Concat(asm.Instructions{
 		asm.Mov.Imm(asm.R2, packetHost),
 		asm.FnSkbChangeType.Call(),
+		asm.FnKtimeGetNs.Call(),
+		asm.StoreMem(asm.RFP, -16, asm.R0, asm.DWord),
 		asm.StoreImm(asm.RFP, -4, 0x5e0300c0, asm.Word),
 		asm.StoreImm(asm.RFP, -8, 0, asm.Word),
-	}, store(udp, -4), store(udp+8+16, -8))
+	}, store(udp, -4, 4), store(udp+8+4, -16, 8), store(udp+8+16, -8, 4))
 }
 
 func askAgainInXDP(frame []byte, udp int) asm.Instructions {
 	word := func(at int) int64 { return int64(int32(binary.NativeEndian.Uint32(frame[at:]))) }
 	return asm.Instructions{
+		asm.FnKtimeGetNs.Call(),
 		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // data
 		asm.LoadMem(asm.R3, asm.R6, 4, asm.Word), // data_end
 		asm.Mov.Reg(asm.R4, asm.R2),
@@ -280,6 +283,7 @@ func askAgainInXDP(frame []byte, udp int) asm.Instructions {
 		asm.StoreImm(asm.R2, 0, word(0), asm.Word),
 		asm.StoreImm(asm.R2, 4, int64(int16(word(4))), asm.Half),
 		asm.StoreImm(asm.R2, int16(udp), 0x5e0300c0, asm.Word),
+		asm.StoreMem(asm.R2, int16(udp+8+4), asm.R0, asm.DWord),
 		asm.StoreImm(asm.R2, int16(udp+8+16), 0, asm.Word),
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("ready"),
 	}

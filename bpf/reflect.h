@@ -10,6 +10,9 @@
 #define BASE_SIZE 44	    /* RFC 8762 without TLVs */
 #define ECHO_SIZE 48	    /* DoubleZero; also with the header of a first TLV */
 
+#define ECHO_SETS 2048 /* of answered echoes; a power of two */
+#define ECHO_SET_SIZE 8
+
 #define LONGEST_DWELL (1 << 28) /* of another reflector's reply, in 2^-32 s */
 
 #define TTL_MAX 255

@@ -29,6 +29,11 @@ type reflectCounterKey struct {
 	Verdict reflectReflectVerdict
 }
 
+type reflectEchoSet struct {
+	_      structs.HostLayout
+	Hashes [8]uint64
+}
+
 type reflectListenKey struct {
 	_       structs.HostLayout
 	Address reflectAddress
@@ -90,6 +95,7 @@ const (
 const (
 	reflectMapBuckets           = "buckets"
 	reflectMapCounters          = "counters"
+	reflectMapEchoes            = "echoes"
 	reflectMapListeners         = "listeners"
 	reflectMapPeers             = "peers"
 	reflectMapPrefixes          = "prefixes"
@@ -98,6 +104,7 @@ const (
 	reflectProgXtwampReflectXdp = "xtwamp_reflect_xdp"
 	reflectVarClockOffset       = "clock_offset"
 	reflectVarCountForeign      = "count_foreign"
+	reflectVarEchoSeed          = "echo_seed"
 	reflectVarErrorEstimate     = "error_estimate"
 	reflectVarGoodUntil         = "good_until"
 	reflectVarLinkHeader        = "link_header"
@@ -157,6 +164,7 @@ type reflectProgramSpecs struct {
 type reflectMapSpecs struct {
 	Buckets    *ebpf.MapSpec `ebpf:"buckets"`
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
+	Echoes     *ebpf.MapSpec `ebpf:"echoes"`
 	Listeners  *ebpf.MapSpec `ebpf:"listeners"`
 	Peers      *ebpf.MapSpec `ebpf:"peers"`
 	Prefixes   *ebpf.MapSpec `ebpf:"prefixes"`
@@ -169,6 +177,7 @@ type reflectMapSpecs struct {
 type reflectVariableSpecs struct {
 	ClockOffset     *ebpf.VariableSpec `ebpf:"clock_offset"`
 	CountForeign    *ebpf.VariableSpec `ebpf:"count_foreign"`
+	EchoSeed        *ebpf.VariableSpec `ebpf:"echo_seed"`
 	ErrorEstimate   *ebpf.VariableSpec `ebpf:"error_estimate"`
 	GoodUntil       *ebpf.VariableSpec `ebpf:"good_until"`
 	LinkHeader      *ebpf.VariableSpec `ebpf:"link_header"`
@@ -198,6 +207,7 @@ func (o *reflectObjects) Close() error {
 type reflectMaps struct {
 	Buckets    *ebpf.Map `ebpf:"buckets"`
 	Counters   *ebpf.Map `ebpf:"counters"`
+	Echoes     *ebpf.Map `ebpf:"echoes"`
 	Listeners  *ebpf.Map `ebpf:"listeners"`
 	Peers      *ebpf.Map `ebpf:"peers"`
 	Prefixes   *ebpf.Map `ebpf:"prefixes"`
@@ -208,6 +218,7 @@ func (m *reflectMaps) Close() error {
 	return _ReflectClose(
 		m.Buckets,
 		m.Counters,
+		m.Echoes,
 		m.Listeners,
 		m.Peers,
 		m.Prefixes,
@@ -221,6 +232,7 @@ func (m *reflectMaps) Close() error {
 type reflectVariables struct {
 	ClockOffset     *ebpf.Variable `ebpf:"clock_offset"`
 	CountForeign    *ebpf.Variable `ebpf:"count_foreign"`
+	EchoSeed        *ebpf.Variable `ebpf:"echo_seed"`
 	ErrorEstimate   *ebpf.Variable `ebpf:"error_estimate"`
 	GoodUntil       *ebpf.Variable `ebpf:"good_until"`
 	LinkHeader      *ebpf.Variable `ebpf:"link_header"`

@@ -42,6 +42,7 @@ type question struct {
 	keep     int // frame bytes left when the program sees it; 0: all
 	kind     int32
 	loopback bool
+	asIs     bool // a DoubleZero probe has its time; else each has its own
 
 	listeners  []netip.AddrPort
 	peers      []netip.Addr
@@ -145,6 +146,7 @@ type reflectStage struct {
 	t         testing.TB // of the stage, not of one question
 	namespace string
 	device    uint32 // in namespace, and not loopback
+	probes    uint64 // of DoubleZero so far
 	prepared  map[reflectPreparation]*ebpf.Program
 }
 
@@ -305,6 +307,10 @@ func (st *reflectStage) ask(t failer, q *question) reaction {
 	must(st.SetPeers(q.peers))
 	must(st.SetPrefixes(q.prefixes))
 	must(st.SetReflectors(q.reflectors))
+	if looksLikeDoubleZero(q.packet.payload) && !q.asIs {
+		st.probes++
+		binary.BigEndian.PutUint64(q.packet.payload[4:], st.probes)
+	}
 	in := q.packet.bytes()
 	if q.raw != nil {
 		in = q.raw(in)
@@ -695,6 +701,69 @@ func TestReflect(t *testing.T) {
 	}
 }
 
+// A DoubleZero probe is answered once: what comes again is another reflector's answer to ours.
+func TestReflectEchoesAProbeOnce(t *testing.T) {
+	st := newReflectStage(t, ReflectorConfig{Rate: 1_000_000, Listeners: 16, Peers: 16, Prefixes: 16, Sources: 64, Devices: 4})
+	for _, c := range []struct {
+		name   string
+		change func(q *question)
+		want   ReflectVerdict
+	}{
+		{"the same", func(*question) {}, ReflectIsReply},
+		{"the same with another TTL and TOS", func(q *question) { q.packet.ttl, q.packet.tos = 7, 4 }, ReflectIsReply},
+		{"other sequence number", func(q *question) { q.packet.payload[3]++ }, ReflectAnswered},
+		{"other second", func(q *question) { q.packet.payload[7]++ }, ReflectAnswered},
+		{"other fraction", func(q *question) { q.packet.payload[8]++ }, ReflectAnswered},
+		{"from another port", func(q *question) {
+			q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), q.packet.source.Port()-1)
+		}, ReflectAnswered},
+		{"from another address", func(q *question) {
+			q.packet.source = netip.AddrPortFrom(q.packet.destination.Addr().Next().Next(), q.packet.source.Port())
+		}, ReflectAnswered},
+		{"to another port", func(q *question) {
+			q.packet.destination = netip.AddrPortFrom(q.packet.destination.Addr(), 863)
+		}, ReflectAnswered},
+		{"to another address", func(q *question) {
+			q.packet.destination = netip.AddrPortFrom(q.packet.destination.Addr().Next(), 862)
+		}, ReflectAnswered},
+		{"no echo", func(q *question) { q.packet.payload[13] = 1 }, ReflectAnswered},
+	} {
+		for _, v6 := range []bool{false, true} {
+			for _, xdp := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, v6 %v, xdp %v", c.name, v6, xdp), func(t *testing.T) {
+					q := baseQuestion(v6, false)
+					q.xdp = xdp
+					q.allowAll()
+					// Its lower byte has the highest bit.
+					q.packet.source = netip.AddrPortFrom(q.packet.source.Addr(), 49152+128)
+					at := q.packet.destination.Addr()
+					q.listeners = []netip.AddrPort{
+						netip.AddrPortFrom(at, 862), netip.AddrPortFrom(at, 863), netip.AddrPortFrom(at.Next(), 862),
+					}
+					q.echo()
+					if got := st.ask(t, q); got.verdict != ReflectAnswered {
+						t.Fatalf("first: verdict %v, want answered", got.verdict)
+					}
+					for range 100 {
+						other := baseQuestion(v6, false)
+						other.xdp, other.listeners, other.prefixes = xdp, q.listeners, q.prefixes
+						other.echo()
+						if got := st.ask(t, other); got.verdict != ReflectAnswered {
+							t.Fatalf("another: verdict %v, want answered", got.verdict)
+						}
+					}
+					q.asIs = true
+					q.packet.payload = slices.Clone(q.packet.payload)
+					c.change(q)
+					if got := st.ask(t, q); got.verdict != c.want {
+						t.Errorf("then: verdict %v, want %v", got.verdict, c.want)
+					}
+				})
+			}
+		}
+	}
+}
+
 // Any packet gets the verdict that the model gives it, and any answer is the
 // model's byte for byte but for T2 and T3.
 func TestReflectDecidesAsItsModel(t *testing.T) {
@@ -734,6 +803,16 @@ func TestReflectDecidesAsItsModel(t *testing.T) {
 		for _, q.xdp = range []bool{false, true} {
 			if got := st.ask(rt, q); got.verdict != want {
 				rt.Fatalf("xdp %v: verdict %v, want %v", q.xdp, got.verdict, want)
+			}
+		}
+		again, twice := *q, want
+		again.asIs = true
+		if looksLikeDoubleZero(q.packet.payload) && want == ReflectAnswered {
+			twice = ReflectIsReply
+		}
+		for _, again.xdp = range []bool{false, true} {
+			if got := st.ask(rt, &again); got.verdict != twice {
+				rt.Fatalf("again, xdp %v: verdict %v, want %v", again.xdp, got.verdict, twice)
 			}
 		}
 		seen[want]++
@@ -852,7 +931,7 @@ func TestReflectInXDPSendsNoSumOfZero(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		q := baseQuestion(v6, false)
 		q.xdp = true
-		q.packet.payload = probePayload(profileDoubleZero)
+		q.packet.payload, q.asIs = probePayload(profileDoubleZero), true
 		clear(q.packet.payload[2:4])
 		at := q.packet.udp() + 6
 		copy(q.packet.payload[2:4], q.packet.bytes()[at:]) // a sum and its complement are zero

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -49,6 +50,7 @@ func (c ReflectorConfig) validate() error {
 type Reflector struct {
 	config       ReflectorConfig
 	countForeign bool
+	echoSeed     uint64
 	objects      reflectorObjects // its program is for devices with an Ethernet header
 
 	mu          sync.Mutex
@@ -90,6 +92,7 @@ func loadReflector(cfg ReflectorConfig, countForeign bool) (_ *Reflector, err er
 	r := &Reflector{
 		config:       cfg,
 		countForeign: countForeign,
+		echoSeed:     rand.Uint64(),
 		attachments:  make(map[*Attachment]Device),
 		listeners:    make(map[reflectListenKey]reflectListener),
 		peers:        make(map[reflectAddress]reflectBucket),
@@ -133,6 +136,7 @@ func (r *Reflector) spec(linkHeader int) (*ebpf.CollectionSpec, error) {
 	return spec, errors.Join(
 		spec.Variables[reflectVarLinkHeader].Set(uint32(linkHeader)),
 		spec.Variables[reflectVarCountForeign].Set(r.countForeign),
+		spec.Variables[reflectVarEchoSeed].Set(r.echoSeed),
 		spec.Variables[reflectVarRequestInterval].Set(uint64(second/r.config.Rate)),
 	)
 }
@@ -168,6 +172,7 @@ func (r *Reflector) loaded(at **ebpf.Program, linkHeader int, name, what string)
 		reflectMapPrefixes:   r.objects.Prefixes,
 		reflectMapBuckets:    r.objects.Buckets,
 		reflectMapReflectors: r.objects.Reflectors,
+		reflectMapEchoes:     r.objects.Echoes,
 		reflectMapCounters:   r.objects.Counters,
 		".bss":               r.objects.Globals,
 	}})

@@ -450,21 +450,21 @@ func TestDoubleZeroReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
 				}
 				a := start(near, 862, farAddr+":863")
 				b := start(far, 863, map[bool]string{true: nearAddr + ":862"}[both])
-				echo := append(stampRequest(1, 44)[:12], make([]byte, 36)...)
+				echo := doubleZeroProbe(1)
 				// Peers are answered on other ports, and so it is known when all is set up.
 				for r, c := range map[*Reflector]*client{
 					a: dialIn(t, far, "", nearAddr+":862"),
 					b: dialIn(t, near, "", farAddr+":863"),
 				} {
-					sent := uint64(0)
+					sent := uint32(0)
 					until(t, "a peer is answered", func() bool {
-						c.send(echo)
 						sent++
+						c.send(doubleZeroProbe(1 + sent))
 						return allResults(t, r)["answered"] > 0
 					})
 					until(t, "all are counted", func() bool {
 						all := allResults(t, r)
-						return all["answered"]+all["not_allowed"] == sent
+						return all["answered"]+all["not_allowed"] == uint64(sent)
 					})
 				}
 				answered := allResults(t, b)["answered"]
@@ -483,6 +483,40 @@ func TestDoubleZeroReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Two that do not ask each other know it by having answered it before.
+func TestDoubleZeroReflectorsThatAskNobodyDoNotLoop(t *testing.T) {
+	const forged = 100 // under way at the same time
+	for _, mode := range []ReflectorMode{ReflectSocket, ReflectTCX, ReflectXDP} {
+		t.Run(mode.String(), func(t *testing.T) {
+			near, far := link(t)
+			start := func(ns *netnstest.NS, port uint16) *Reflector {
+				edit := func(c *ReflectorConfig) {
+					c.Mode, c.Interfaces = mode, []string{"eth1"}
+					c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, port)}
+				}
+				if mode == ReflectSocket {
+					return reflectIn(t, ns, edit)
+				}
+				return kernelReflectIn(t, ns, edit, "eth1 "+mode.String())
+			}
+			a, b := start(near, 862), start(far, 863)
+			for i := range uint32(forged) {
+				rawUDP(t, near, netip.MustParseAddrPort(nearAddr+":862"), netip.MustParseAddrPort(farAddr+":863"), 0, doubleZeroProbe(i))
+			}
+			// One answer of each: to the packet, and to that answer.
+			want := map[string]uint64{"answered": forged, "is_reply": forged}
+			until(t, "all have come to an end", func() bool { return allResults(t, b)["is_reply"] == forged })
+			until(t, "their answers are counted", func() bool { return allResults(t, b)["answered"] >= forged })
+			if diff := cmp.Diff(want, allResults(t, b)); diff != "" {
+				t.Errorf("who was asked (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(map[string]uint64{"answered": forged}, allResults(t, a)); diff != "" {
+				t.Errorf("who seems to have asked (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -326,6 +326,7 @@ func (r *Reflector) serve(c *net.UDPConn) error {
 		packet:    make([]byte, 1<<16),
 		answer:    make([]byte, 0, 1<<16),
 		oob:       make([]byte, 512),
+		echoes:    newEchoes(),
 	}
 	for {
 		n, oobn, _, from, err := c.ReadMsgUDPAddrPort(s.packet, s.oob)
@@ -396,6 +397,7 @@ type reflecting struct {
 	answer []byte
 	oob    []byte
 	ctl    [96]byte // room for two control messages
+	echoes *echoes
 
 	clock     ClockState
 	clockRead time.Time
@@ -416,7 +418,7 @@ func (s *reflecting) handle(q request) Result {
 	case !s.withinRate(source):
 		return ResultRateLimited
 	case kind == twamp.Reflected,
-		kind == twamp.Echo && s.peers.Load().reflectors[netip.AddrPortFrom(source, q.from.Port())]:
+		kind == twamp.Echo && (s.peers.Load().reflectors[netip.AddrPortFrom(source, q.from.Port())] || s.echoes.seenBefore(q)):
 		return ResultIsReply
 	}
 	st := twamp.Stamp{TTL: q.ttl}

@@ -88,6 +88,11 @@ func stampRequest(seq uint32, size int) []byte {
 	return b
 }
 
+// doubleZeroProbe is one that was not sent before.
+func doubleZeroProbe(seq uint32) []byte {
+	return append(stampRequest(seq, 44)[:12], make([]byte, 36)...)
+}
+
 func decode(t *testing.T, s string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
