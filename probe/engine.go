@@ -60,6 +60,7 @@ type Engine struct {
 	clock clock
 	wake  chan struct{} // has room for one: the scheduler has to look again
 	slot  time.Duration // what is due within one is handled together; 0: each by itself
+	onCPU bool          // the scheduler keeps to one CPU
 
 	mu          sync.Mutex
 	net         network
@@ -84,6 +85,7 @@ type Engine struct {
 	skipped     uint64
 	heldUp      trouble
 	looking     trouble // of the scheduler alone
+	keeping     trouble // as well
 	stepping    trouble // of the clock's watch alone
 	adrift      trouble // as well: the clock is not synchronized
 }
@@ -97,6 +99,7 @@ type stampCounts struct {
 // names that differ.
 func New(cfg Config) (*Engine, error) {
 	e := newEngine(cfg, newSystemClock())
+	e.onCPU = true
 	if err := e.SetTargets(cfg.Targets); err != nil {
 		return nil, err
 	}
@@ -221,8 +224,17 @@ func keep(ctx context.Context, log *zap.Logger, what string, loop func(context.C
 // idle is how long the scheduler sleeps at most.
 const idle = time.Minute
 
-// schedule acts on each path when its time has come, and sleeps in between.
+// schedule acts on each path when its time has come, and sleeps in between. Its
+// thread stays on one CPU.
 func (e *Engine) schedule(ctx context.Context) {
+	var cpu *affinity
+	if e.onCPU {
+		var err error
+		if cpu, err = newAffinity(); err != nil {
+			e.log.Warn("probes leave from any CPU", zap.Error(err))
+		}
+		defer cpu.end()
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	stop := ctx.Done()
@@ -239,9 +251,12 @@ func (e *Engine) schedule(ctx context.Context) {
 			return
 		}
 		e.cfg.Beat(next)
+		asleep := time.Now()
 		timer.Reset(next)
 		select {
 		case <-timer.C:
+			e.keeping.attempt(e.log, cpu.ran(time.Since(asleep)-next),
+				"sending cannot keep to one CPU; trying on", "sending keeps to one CPU again")
 		case <-e.wake:
 		case <-stop:
 			stop = nil

@@ -198,6 +198,9 @@ submit: {file: {enabled: true}}
 			if _, err := unix.Adjtimex(&clock); err != nil {
 				t.Fatal(err)
 			}
+			if log := read(t, m.file("/xtwamp.log")); strings.Contains(log, `"level":"error"`) {
+				t.Error("the log has errors")
+			}
 			if clock.Esterror != 0 && strings.Contains(scrape, "\nxtwamp_clock_error_seconds 0\n") {
 				t.Error("the clock's state cannot be read")
 			}
