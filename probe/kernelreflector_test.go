@@ -382,6 +382,19 @@ func TestTwoKernelReflectorsDoNotLoop(t *testing.T) {
 	}
 }
 
+// reflectAt answers on eth1 at a port of any address.
+func reflectAt(t *testing.T, ns *netnstest.NS, port uint16, mode ReflectorMode, allowAny bool) *Reflector {
+	t.Helper()
+	edit := func(c *ReflectorConfig) {
+		c.Mode, c.Interfaces, c.AllowAny = mode, []string{"eth1"}, allowAny
+		c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, port)}
+	}
+	if mode == ReflectSocket {
+		return reflectIn(t, ns, edit)
+	}
+	return kernelReflectIn(t, ns, edit, "eth1 "+mode.String())
+}
+
 // The same on two ports: there the second knows an answer by its times.
 func TestReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
 	tlv := append(stampRequest(1, 44), 0x80, 251, 0, 1, 7)
@@ -398,17 +411,7 @@ func TestReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
 		for _, mode := range []ReflectorMode{ReflectSocket, ReflectTCX, ReflectXDP} {
 			t.Run(fmt.Sprintf("%s, %v", tt.name, mode), func(t *testing.T) {
 				near, far := link(t)
-				start := func(ns *netnstest.NS, port uint16) *Reflector {
-					edit := func(c *ReflectorConfig) {
-						c.Mode, c.Interfaces = mode, []string{"eth1"}
-						c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, port)}
-					}
-					if mode == ReflectSocket {
-						return reflectIn(t, ns, edit)
-					}
-					return kernelReflectIn(t, ns, edit, "eth1 "+mode.String())
-				}
-				a, b := start(near, 862), start(far, 863)
+				a, b := reflectAt(t, near, 862, mode, true), reflectAt(t, far, 863, mode, true)
 				rawUDP(t, near, netip.MustParseAddrPort(nearAddr+":862"), netip.MustParseAddrPort(farAddr+":863"), 0, tt.request)
 				until(t, "the answer is known for one", func() bool { return allResults(t, a)["is_reply"] == 1 })
 				until(t, "the answer is counted", func() bool { return allResults(t, b)["answered"] > 0 })
@@ -433,16 +436,7 @@ func TestDoubleZeroReflectorsOnTwoPortsDoNotLoop(t *testing.T) {
 			t.Run(fmt.Sprintf("%v, both ask %v", mode, both), func(t *testing.T) {
 				near, far := link(t)
 				start := func(ns *netnstest.NS, port uint16, peer string) *Reflector {
-					edit := func(c *ReflectorConfig) {
-						c.Mode, c.Interfaces, c.AllowAny = mode, []string{"eth1"}, peer == ""
-						c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, port)}
-					}
-					var r *Reflector
-					if mode == ReflectSocket {
-						r = reflectIn(t, ns, edit)
-					} else {
-						r = kernelReflectIn(t, ns, edit, "eth1 "+mode.String())
-					}
+					r := reflectAt(t, ns, port, mode, peer == "")
 					if peer != "" {
 						r.SetPeers([]netip.AddrPort{netip.MustParseAddrPort(peer)})
 					}
@@ -492,17 +486,7 @@ func TestDoubleZeroReflectorsThatAskNobodyDoNotLoop(t *testing.T) {
 	for _, mode := range []ReflectorMode{ReflectSocket, ReflectTCX, ReflectXDP} {
 		t.Run(mode.String(), func(t *testing.T) {
 			near, far := link(t)
-			start := func(ns *netnstest.NS, port uint16) *Reflector {
-				edit := func(c *ReflectorConfig) {
-					c.Mode, c.Interfaces = mode, []string{"eth1"}
-					c.Listen = []netip.AddrPort{netip.AddrPortFrom(netip.Addr{}, port)}
-				}
-				if mode == ReflectSocket {
-					return reflectIn(t, ns, edit)
-				}
-				return kernelReflectIn(t, ns, edit, "eth1 "+mode.String())
-			}
-			a, b := start(near, 862), start(far, 863)
+			a, b := reflectAt(t, near, 862, mode, true), reflectAt(t, far, 863, mode, true)
 			for i := range uint32(forged) {
 				rawUDP(t, near, netip.MustParseAddrPort(nearAddr+":862"), netip.MustParseAddrPort(farAddr+":863"), 0, doubleZeroProbe(i))
 			}
