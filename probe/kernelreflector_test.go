@@ -647,10 +647,12 @@ func TestAReflectorMadeAnewRepeatsNothing(t *testing.T) {
 	_, far := link(t)
 	core, logs := observer.New(zap.InfoLevel)
 	history := new(ReflectorHistory)
-	for range 3 {
-		kernelReflectIn(t, far, func(c *ReflectorConfig) {
-			c.Mode, c.Interfaces, c.Logger, c.History = ReflectClsact, []string{"eth1"}, zap.New(core), history
-		}, "eth1 clsact").close()
+	for i := range 3 {
+		t.Run(fmt.Sprint("number ", i+1), func(t *testing.T) { // with its end the reflector's sockets are closed
+			kernelReflectIn(t, far, func(c *ReflectorConfig) {
+				c.Mode, c.Interfaces, c.Logger, c.History = ReflectClsact, []string{"eth1"}, zap.New(core), history
+			}, "eth1 clsact")
+		})
 	}
 	if n := logs.FilterMessage("the kernel answers on interface").Len(); n != 1 || logs.Len() != 1 {
 		t.Errorf("%d lines, want one: %v", logs.Len(), logs.All())
