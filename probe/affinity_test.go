@@ -5,6 +5,7 @@ package probe
 import (
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xtwamp/xtwamp/netns/netnstest"
 	"github.com/xtwamp/xtwamp/probe/target"
 )
 
@@ -27,34 +29,20 @@ func onThread(fn func()) {
 	done.Wait()
 }
 
-// threadCPUs is where the calling thread may run.
-func threadCPUs(t *testing.T) (cpus unix.CPUSet) {
+// keepOn has the calling thread run on one CPU only.
+func keepOn(t *testing.T, cpu int) {
 	t.Helper()
-	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
+	var only unix.CPUSet
+	only.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &only); err != nil {
 		t.Error(err)
 	}
-	return cpus
-}
-
-func only(cpu int) (cpus unix.CPUSet) {
-	cpus.Set(cpu)
-	return cpus
-}
-
-// cpusOf are the numbers of cpus.
-func cpusOf(cpus unix.CPUSet) (numbers []int) {
-	for cpu := range len(cpus) * 64 {
-		if cpus.IsSet(cpu) {
-			numbers = append(numbers, cpu)
-		}
-	}
-	return numbers
 }
 
 // needTwoCPUs skips the test where there are not.
 func needTwoCPUs(t *testing.T) {
 	t.Helper()
-	if len(cpusOf(threadCPUs(t))) < 2 {
+	if len(netnstest.ThreadCPUs()) < 2 {
 		t.Skip("this takes two CPUs")
 	}
 }
@@ -63,18 +51,18 @@ func TestAffinity(t *testing.T) {
 	t.Run("two CPUs", func(t *testing.T) {
 		needTwoCPUs(t)
 		onThread(func() {
-			before := threadCPUs(t)
+			before := netnstest.ThreadCPUs()
 			a, err := newAffinity()
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			ran := func(late time.Duration, cpu int, want unix.CPUSet) {
+			ran := func(late time.Duration, cpu int, want []int) {
 				t.Helper()
 				if err := a.ran(late); err != nil {
 					t.Error(err)
 				}
-				if got := threadCPUs(t); got != want {
+				if got := netnstest.ThreadCPUs(); !slices.Equal(got, want) {
 					t.Errorf("%v late it may run on %v, want %v", late, got, want)
 				}
 				if a.cpu != cpu {
@@ -85,21 +73,16 @@ func TestAffinity(t *testing.T) {
 				t.Error(err)
 			}
 			first := a.cpu
-			ran(heldFor, first, only(first))
+			ran(heldFor, first, []int{first})
 			ran(heldFor+1, -1, before)
 			ran(heldFor+1, -1, before)
 
 			// The kernel takes a CPU away, and gives another.
-			others := before
-			others.Clear(first)
-			second := cpusOf(others)[0]
-			moved := only(second)
-			if err := unix.SchedSetaffinity(0, &moved); err != nil {
-				t.Error(err)
-			}
-			ran(0, second, only(second))
+			second := before[(slices.Index(before, first)+1)%len(before)]
+			keepOn(t, second)
+			ran(0, second, []int{second})
 			a.end()
-			if got := threadCPUs(t); got != before {
+			if got := netnstest.ThreadCPUs(); !slices.Equal(got, before) {
 				t.Errorf("in the end it may run on %v, want %v", got, before)
 			}
 		})
@@ -110,10 +93,7 @@ func TestAffinity(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			one := only(cpu)
-			if err := unix.SchedSetaffinity(0, &one); err != nil {
-				t.Error(err)
-			}
+			keepOn(t, cpu)
 			a, err := newAffinity()
 			if a != nil || err != nil {
 				t.Errorf("got %v, %v, want nothing to do", a, err)
@@ -124,8 +104,8 @@ func TestAffinity(t *testing.T) {
 				}
 			}
 			a.end()
-			if got := threadCPUs(t); got != one {
-				t.Errorf("it may run on %v, want %v", got, one)
+			if got := netnstest.ThreadCPUs(); !slices.Equal(got, []int{cpu}) {
+				t.Errorf("it may run on %v, want %v", got, cpu)
 			}
 		})
 	})
@@ -141,7 +121,7 @@ func TestSendingStaysOnACPUThatIsToBeHad(t *testing.T) {
 	kept.Store(nowhere)
 	begin(t, near, func(c *Config) {
 		c.Beat = func(time.Duration) { // by the thread that sends
-			if cpus := cpusOf(threadCPUs(t)); len(cpus) == 1 {
+			if cpus := netnstest.ThreadCPUs(); len(cpus) == 1 {
 				kept.Store(int64(cpus[0]))
 			} else {
 				kept.Store(nowhere)

@@ -19,9 +19,10 @@ const (
 )
 
 // cpus are those that this process may use, asked before any thread of it is tied to one.
-var cpus = allowedCPUs()
+var cpus = ThreadCPUs()
 
-func allowedCPUs() (cpus []int) {
+// ThreadCPUs are the numbers of the CPUs that the calling thread may run on, ascending.
+func ThreadCPUs() (cpus []int) {
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		panic(err) // it has room for 1,024
